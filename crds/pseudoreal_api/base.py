@@ -35,8 +35,8 @@ DecimalString = Annotated[
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
 _QUANTITY = r"^[0-9]{1,30}(\.[0-9]{0,30})?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
-"""Pattern of quantities. It limits the digits, because an exponent of a thousand nines would be a memory-filling
-number."""
+"""Pattern of quantities. The pattern limits the digits: a number with an exponent of a thousand nines would fill the
+memory."""
 
 
 def _is_quantity(amount: int | str) -> int | str:

@@ -124,9 +124,9 @@ def plural_of(kind: str) -> str:
 
 
 def path_of(kind: str, namespace: str | None, *rest: str) -> str:
-    """Return the path of a collection, or of an object in it. `namespace`: None for all. `rest`: name and subresource,
-    of which empty ones are left out. `kind`: with the API version, as "PodGroup scheduling.x-k8s.io/v1alpha1", for a
-    kind that several projects have."""
+    """Return the path of a collection, or of an object in it. `namespace`: None for all. `rest`: name and subresource;
+    empty ones are left out. `kind`: with the API version, as "PodGroup scheduling.x-k8s.io/v1alpha1", for a kind that
+    several projects have."""
     name, _, version = kind.partition(" ")
     prefix, plural = (f"apis/{version}", f"{name.lower()}s") if version else COLLECTIONS[kind]
     scope = ["namespaces", namespace] if namespace else []

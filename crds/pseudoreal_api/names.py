@@ -16,7 +16,7 @@ LABEL_STAGE = f"{GROUP}/stage"
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
 """Annotation of a Job: the last possible steps of its phase and of the job, as PHASE/JOB."""
 ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
-"""Annotation of a Job whose pods must avoid certain nodes after a rejection: the deadline of the wait for other
+"""Annotation of a Job with pods that must avoid certain nodes after a rejection: the deadline of the wait for other
 nodes."""
 
 CONTAINER = "trainer"
@@ -53,7 +53,7 @@ RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 """Environment variables of the trainer container that only the operator and torchrun set."""
 
 HOST_NAME_CHARACTERS = 63
-"""Maximal characters in a label of a host name (RFC 1123)."""
+"""Maximum number of characters in a label of a host name (RFC 1123)."""
 _DIGEST_CHARACTERS = 6
 
 

@@ -1,6 +1,6 @@
 """`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz.
 
-Every operator watches; the holder of the Lease leads: it makes passes, and pods report to it.
+Every operator watches; only the holder of the Lease makes reconcile passes and receives the pods' reports.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ async def run(settings: Settings) -> None:
             else None
         )
         if certificate:
-            # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
-            # any more.
+            # On a standby too: the leader may still serve a certificate whose key is in no file any more, and the
+            # standby must have that certificate in memory when it takes over.
             await stack.enter_async_context(keep_fresh(certificate))
         await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
@@ -94,7 +94,7 @@ async def _lead(
     reports: Reports | None,
     certificate: Certificate | None,
 ) -> None:
-    """Lead from the time at which this operator may, until cancelled. Raises LeaseLost."""
+    """Wait for the Lease, if one is used, and lead until cancelled. Raises LeaseLost."""
     # The contexts end in reverse order: passes and events, the endpoint, and last the Lease. While passes finish, the
     # Lease is still held, so their writes are sent; once it is released, another operator may write.
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def _lead(
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.lead())
         if settings.lease:
-            # Last, so that the Service leads here once the endpoint serves and jobs are followed.
+            # Last, so that the Service selects this pod only once the endpoint serves and jobs are followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 
@@ -135,7 +135,7 @@ _SHARED: list[structlog.typing.Processor] = [
 
 
 def configure_logs() -> None:
-    """Write log lines as JSON to stdout, including those of kopf and other libraries."""
+    """Write log lines as JSON to stdout, including the lines of kopf and other libraries."""
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -50,7 +50,7 @@ class Settings:
     lease: Lease | None = None
     """Lease to hold; None: no Lease is used, and two operators may run at once."""
     pod_ids: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(POD_IDS, USER))
-    """runAsUser, runAsGroup and fsGroup of training pods, as far as the cluster does not choose them."""
+    """runAsUser, runAsGroup and fsGroup of training pods, except for those that the cluster chooses."""
     nccl_config: str | None = None
     """Text of the site's nccl.conf."""
     report_url: str | None = None
@@ -112,7 +112,7 @@ def _read_scrapers(environment: Mapping[str, str]) -> tuple[Mapping[str, Any], .
         found = json.loads(text)
     except ValueError:
         found = None
-    # A peer without a selector would match everybody.
+    # A peer without a selector would match all sources.
     if not isinstance(found, list) or not all(isinstance(peer, dict) and peer for peer in found):
         raise ValueError(f"PSEUDOREAL_SCRAPERS is {text}; set it to a JSON list of NetworkPolicyPeers")
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Sockets that servers listen at."""
+"""Listening sockets of servers."""
 
 import socket
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from kubernetes import client
@@ -59,9 +60,9 @@ def pod_group_definitions(admin: client.ApiClient) -> None:
 
 @pytest.fixture
 def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace for the test alone."""
-    name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
-    return make_namespace(admin, name)
+    """A namespace for the test alone. Long names of tests are cut, so a checksum keeps them apart."""
+    name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:50].strip("-")
+    return make_namespace(admin, f"{name}-{crc32(request.node.name.encode()):08x}")
 
 
 @pytest.fixture(scope="session")

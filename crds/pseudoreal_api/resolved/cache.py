@@ -21,7 +21,7 @@ def cache_per_object(function: Callable[Concatenate[S, P], A]) -> Callable[Conca
     def cached(subject: S, /, *rest: P.args, **named: P.kwargs) -> A:
         key = id(subject)
         if key not in caches:
-            # The number may be reused once the subject is freed: its cache goes with it.
+            # The id may be reused once the subject is freed, so the subject's cache is dropped with it.
             caches[key] = (weakref.ref(subject, lambda _: caches.pop(key, None)), {})
         results = caches[key][1]
         arguments: Any = (*rest, *named.items())

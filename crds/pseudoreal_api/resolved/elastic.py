@@ -3,8 +3,8 @@
 The sequences of a step stay the same, and so do the losses. No rank has more sequences in memory at a time than with
 all workers, so with fewer workers only the state takes more memory.
 
-Whether a number of workers fits is decided by a few divisions, without trying layouts: the operator asks for phases of
-up to 10,000 workers in every reconcile pass.
+Whether a number of workers fits is decided by a few divisions, without trying layouts: the operator decides it for
+phases of up to 10,000 workers in every reconcile pass.
 """
 
 from bisect import bisect_left, bisect_right
@@ -95,7 +95,7 @@ class _Layouts:
     processes: int
     """Ranks per worker."""
     at_a_time: int
-    """Maximal number of sequences of a micro-batch on one rank, with all workers."""
+    """Maximum number of sequences of a micro-batch on one rank, with all workers."""
 
     @classmethod
     def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":

@@ -44,7 +44,7 @@ def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
 class ExpertSets(Collection[int]):
     """Set numbers in `experts_of_layers`, in memory independent of the number of layers.
 
-    The operator asks for them for each phase in each reconcile pass.
+    The operator computes them for each phase in each reconcile pass.
     """
 
     groups: int

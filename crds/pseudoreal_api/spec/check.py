@@ -63,7 +63,7 @@ def _repeated(model: BaseModel, path: str) -> Iterator[str]:
 
 
 def _format(template: str, values: list[Any]) -> str:
-    """Kubernetes' CEL function `format`, limited to the directives in the rules."""
+    """Return the formatted template, as Kubernetes' CEL function `format` does, for the directives in the rules."""
     return template.replace("%d", "%s") % tuple(values)
 
 

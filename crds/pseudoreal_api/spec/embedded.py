@@ -16,9 +16,9 @@ from pseudoreal_api.spec.pod import Pod
 Json = dict[str, Any]
 
 MOST_MISFITS = 20
-"""Maximal number of sentences about one job."""
+"""Maximum number of sentences about one job."""
 _LONGEST_NAME = 64
-"""Maximal characters of a field name, when shown or compared with the schema's names."""
+"""Maximum number of characters of a field name, when shown or compared with the schema's names."""
 _TYPES: dict[type, str] = {
     bool: "boolean",
     dict: "object",

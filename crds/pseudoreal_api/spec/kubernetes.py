@@ -14,7 +14,7 @@ Json = dict[str, Any]
 EMBEDDED = "x-embedded"
 """Key marking the schema of a field as structural already."""
 MOST_ITEMS = 64
-"""Maximal items of a list and entries of a map, unless `_MOST` has another limit."""
+"""Maximum number of items of a list, or entries of a map, unless `_MOST` has another limit."""
 _MOST = {
     "args": 512,
     "command": 512,
@@ -29,7 +29,8 @@ _MOST = {
     "volumes": 128,
     "volumeMounts": 128,
 }
-"""Maximal items or entries by field name. `values` belong to expressions of a node affinity and may list node names."""
+"""Maximum number of items or entries, by field name. `values` belong to expressions of a node affinity and may list
+node names."""
 _QUANTITY_CHARACTERS = 64
 
 _OVERLAID = ("Container", "PodSecurityContext", "PodSpec", "ResourceRequirements", "SecurityContext")

@@ -20,10 +20,10 @@ _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
 
 
 MOST_RANGES = 1024
-"""Maximal characters of numbers written as ranges."""
+"""Maximum number of characters of numbers written as ranges."""
 _Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
 MOST_NODES = 100
-"""Maximal number of nodes listed with their ranks in a status."""
+"""Maximum number of nodes listed with their ranks in a status."""
 
 
 class StatusModel(ApiModel):

@@ -11,7 +11,7 @@ from hashlib import sha256
 AUTHORITIES_BYTES = 64 * 1024
 """Size limit of all CA certificates together."""
 _MOST_ALONE = 8
-"""Maximal number of certificates tried alone, counted from the first."""
+"""Maximum number of certificates tried alone, counted from the first."""
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\\s]+-----END CERTIFICATE-----")
 
 

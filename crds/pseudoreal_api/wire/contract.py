@@ -66,7 +66,7 @@ def marks(model: type[BaseModel]) -> dict[str, Since]:
 
 
 def _needs(model: BaseModel) -> dict[str, int]:
-    """Return the fields binding for a trainer: path -> contract of the field's introduction."""
+    """Return the binding fields with values other than their defaults: path -> contract of the field's introduction."""
     found = {}
     for name, field in type(model).model_fields.items():
         value, mark = getattr(model, name), marks(type(model)).get(name)

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from pseudoreal_api.base import ApiModel
 
 MOST_RANKS = 2**31 - 1
-"""Maximal number of ranks, or of micro-batches, accepted from outside."""
+"""Maximum number of ranks, or of micro-batches, accepted from outside."""
 
 _Ranks = Annotated[int, Field(ge=0, le=MOST_RANKS)]
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z0-9][A-Za-z0-9]*$")]

@@ -13,7 +13,7 @@ TERMINATION_MESSAGE_BYTES = 4096
 """Size limit of a termination message; Kubernetes truncates longer ones."""
 
 IN_PLACE_CHARACTERS = 300
-"""Maximal characters of the reason of a restart in place."""
+"""Maximum number of characters of the reason of a restart in place."""
 
 MOST_COUNT = 2**63 - 1
 """Largest integer stored by the API server."""
@@ -49,9 +49,9 @@ _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 MOST_IN_PLACE = 10
-"""Maximal number of restarts in place per execution decided by the pods themselves."""
+"""Maximum number of restarts in place per execution decided by the pods themselves."""
 MOST_SPARES = 8
-"""Maximal number of spare pods of a phase."""
+"""Maximum number of spare pods of a phase."""
 MOST_RESTART = MOST_IN_PLACE + 2 * MOST_SPARES
 """Highest number of a restart in place: a takeover by a spare pod may skip one number."""
 
@@ -166,8 +166,8 @@ class ProgressReport(BaseModel):
     """Validation loss in nats per token. In the log it is the newest known one; metrics.jsonl has it only on lines of
     steps with a validation."""
     validation_losses: dict[str, float] | None = None
-    """Validation losses by name in data.validation.sets, in nats per token, on lines of metrics.jsonl of steps with a
-    validation; None if the corpus is text."""
+    """Name of a set in data.validation.sets -> validation loss in nats per token. Only on lines of metrics.jsonl of
+    steps with a validation; None elsewhere, and if the corpus is text."""
     bits_per_byte: dict[str, float] | None = None
     """Validation losses in bits per byte of text, comparable between tokenizers; None if the tokenizer is unknown. A
     text is one set named `text`."""

@@ -52,7 +52,7 @@ def find_descriptor(index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_blobs(manifest: Mapping[str, Any], held: Iterable[str]) -> list[str]:
-    """Return the digests of an image's configuration and layers missing in `held`, without duplicates, in order."""
+    """Return the digests of an image's configuration and layers missing from `held`, without duplicates, in order."""
     known = set(held)
     digests = dict.fromkeys(digests_of(manifest))
     return [digest for digest in digests if digest not in known]

@@ -52,7 +52,7 @@ def needs_of(job: PseudoRealJob, phase: Phase, report: PhaseReport) -> PodNeeds:
 
 
 def pod_set_of(job: PseudoRealJob, stage: Stage, needs: PodNeeds | None) -> PodSet:
-    """Return the pods of a stage. Where the estimate exceeds the job's requests, it replaces them."""
+    """Return the pods of a stage, with each request below the estimate raised to the estimate."""
     manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS)[-1]
     spec = manifest["spec"]["template"]["spec"]
     near = job.spec.scheduling.topology if stage.kind is StageKind.TRAIN else None

@@ -19,7 +19,7 @@ from pseudoreal_client.capacity.pod_sets import PodNeeds, amount_text, pod_set_t
 Json = dict[str, Any]
 
 _MOST_NAMES = 4
-"""Maximal number of nodes named per reason."""
+"""Maximum number of nodes named per reason."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrafficLevel:
 
 @dataclass(frozen=True)
 class StageReport:
-    """Result for one stage. `problems` are reasons within the job itself against running the stage."""
+    """Result for one stage. `problems`: reasons in the job itself why the stage cannot run."""
 
     title: str
     phase: str
@@ -76,7 +76,7 @@ class StageReport:
             yield from (f"    {line}" for line in _grouped(self.fit.obstacles))
 
     def sentences(self) -> list[str]:
-        """Return sentences on necessary changes or waits, and on unknown facts."""
+        """Return sentences about what to change or to wait for, and about unknown facts."""
         return [*self._changes(), *self._unknown()]
 
     def as_json(self) -> Json:
@@ -117,7 +117,8 @@ class StageReport:
             yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
 
     def _too_large(self) -> Iterator[str]:
-        """Yield a sentence for each resource requested by one pod beyond the largest node."""
+        """Yield a sentence for each resource, and for the memory of a GPU, of which a pod needs more than any node
+        has."""
         for name, amount in sorted(self.pods.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:

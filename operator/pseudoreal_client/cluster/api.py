@@ -24,9 +24,9 @@ Json = dict[str, Any]
 
 FIELD_MANAGER = "pseudoreal-cli"
 _PAGE = 500
-"""Maximal number of objects per page."""
+"""Maximum number of objects per page."""
 MOST_BYTES = 2**25
-"""Maximal bytes of a response; etcd stores at most 1.5 MiB per object."""
+"""Maximum bytes of a response; etcd stores at most 1.5 MiB per object."""
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 
@@ -84,7 +84,7 @@ class Api:
                 return
 
     def _read_metadata(self, call: _Call, reason: _Unreadable) -> Json:
-        """Read a page of metadata, and warn of each of its objects by name."""
+        """Return the page with metadata in place of its objects, and warn about each object by name."""
         try:
             page = self._read(call)
         except _Unreadable as error:
@@ -120,7 +120,7 @@ class Api:
     ) -> Iterator[str]:
         """Yield the lines of the trainer container's log as they arrive; the last one may be incomplete.
 
-        `since_seconds` limits the log to lines of the newest seconds.
+        `since_seconds` limits the log to lines that are at most so many seconds old.
         """
         options = {"follow": "true"} if follow else {}
         options |= {"tailLines": str(tail)} if tail is not None else {}

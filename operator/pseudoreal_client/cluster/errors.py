@@ -27,7 +27,8 @@ class Target(NamedTuple):
 
 
 class Rejected(CommandError):
-    """The API server rejects the object. `causes` are its sentences, each starting with the field."""
+    """The API server rejects the object. `causes`: sentences of the API server, each starting with the field if the API
+    server names one."""
 
     def __init__(self, sentence: str, causes: list[str]) -> None:
         super().__init__(sentence, ExitStatus.INVALID_JOB)

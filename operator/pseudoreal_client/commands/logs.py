@@ -16,7 +16,7 @@ from pseudoreal_client.view.observed_job import ObservedJob
 
 _POLL_SECONDS = 2.0
 _MOST_CHARACTERS = 2**20
-"""Maximal number of characters printed per line."""
+"""Maximum number of characters printed per line."""
 
 
 @click.command()
@@ -57,7 +57,8 @@ class _Reader:
             raise self.failures[0]
 
     def follow(self) -> None:
-        """Print the logs until the job is over. Raises CommandError if a log could not be read."""
+        """Print the logs until the job is over and its logs have ended. Raises CommandError if a log could not be
+        read."""
         try:
             while True:
                 over = self._start_readers()
@@ -70,7 +71,7 @@ class _Reader:
             raise self.failures[0]
 
     def _start_readers(self) -> bool:
-        """Start a thread for each started pod without one; return whether the job is over, so no more pods will
+        """Start a thread for each started pod that has none; return whether the job is over, so that no more pods
         come."""
         job = self._job()
         try:

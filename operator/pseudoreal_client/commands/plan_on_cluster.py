@@ -27,7 +27,7 @@ from pseudoreal_client.view.observed_job import ObservedJob
 
 @dataclass(frozen=True)
 class _Planned:
-    """The job to plan. `uid` is set for an existing job: its own pods do not count as used."""
+    """The job to plan. `uid` is set for an existing job, so that the job's own pods do not count as used."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -35,7 +35,7 @@ class _Planned:
 
 
 def plan_on_cluster(cluster: ClusterOptions, job: str | Path, phase: str | None, *, as_json: bool) -> None:
-    """Print whether the nodes of the cluster have room for a job: its name there, or a file."""
+    """Print whether the nodes of the cluster have room for a job. `job`: name of a job on the cluster, or a file."""
     connection = connect(cluster)
     planned = _read_file(job) if isinstance(job, Path) else _read_job(connection, job)
     _print_reports(_report_stages(connection, planned, phase), as_json=as_json)

@@ -19,7 +19,7 @@ from pseudoreal_client.view.rows import summary_line
 
 POLL_SECONDS = 2.0
 _LINES = 20_000
-"""Maximal number of log lines from before the first snapshot."""
+"""Maximum number of log lines per read."""
 _OVERLAP_SECONDS = 10
 """Seconds of overlap between two reads of a log, because clocks differ; lines read twice count once."""
 

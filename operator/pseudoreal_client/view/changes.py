@@ -1,4 +1,4 @@
-"""User requests as patches of a job's spec; a request without effect is refused with a sentence. Pure."""
+"""User requests as patches of a job's spec; a request without effect is rejected with a sentence. Pure."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -12,7 +12,7 @@ from pseudoreal_client.view.observed_job import ObservedJob
 Json = dict[str, Any]
 
 _MOST_REQUESTS = 100
-"""Maximal number of entries of spec.requests."""
+"""Maximum number of entries of spec.requests."""
 _NOT_STARTED = ("Pending", "Delinking")
 
 
@@ -24,7 +24,7 @@ class Change:
     """Sentence on the effect, printed after the patch."""
 
     def patch(self, job: ObservedJob) -> Json:
-        """Return a merge patch with the resourceVersion: the API server refuses it if the job has changed."""
+        """Return a merge patch with the resourceVersion: the API server rejects the patch if the job has changed."""
         return {"metadata": {"resourceVersion": job.body["metadata"]["resourceVersion"]}, "spec": self.spec}
 
 

@@ -111,7 +111,7 @@ def _ends(job: ObservedJob) -> list[int]:
 
 
 def _checkpoints(snapshot: Snapshot) -> list[str]:
-    """Return the checkpoint in the status, then the newest ones with their cost, as far as the logs tell."""
+    """Return the checkpoint in the status, then the newest checkpoints in the logs, each with its cost."""
     rows = [
         (f"step {cost.step:,}", readable_bytes(cost.bytes), f"saved in {duration(cost.seconds)}")
         for cost in [*snapshot.history.checkpoints.values()][-_CHECKPOINTS:]

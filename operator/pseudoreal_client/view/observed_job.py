@@ -63,7 +63,7 @@ class ObservedJob:
 
     @cached_property
     def spec(self) -> PseudoRealJobSpec | None:
-        """The parsed spec; None for a spec of another release, or of a job unable to run."""
+        """The parsed spec; None if this release cannot read the spec, or the job cannot run."""
         try:
             spec = PseudoRealJob.from_object(self.body).spec
             last_steps(spec)
@@ -164,7 +164,7 @@ class ObservedJob:
 
 
 def _tokens(spec: PseudoRealJobSpec) -> list[int]:
-    """Return the tokens of each phase at its maximal length."""
+    """Return the tokens of each phase at its maximum length."""
     ends = [0, *last_steps(spec)]
     return [
         (ends[i + 1] - ends[i]) * phase.batch.sequences * spec.model.sequence_length

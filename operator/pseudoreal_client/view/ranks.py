@@ -17,7 +17,7 @@ _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 def rank_map(job: ObservedJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
     """Return one line per pod of an execution, with its ranks; nothing without pods.
 
-    With more than `most` pods, pods not running are kept, then others up to `most`; a last line counts the rest.
+    If there are more than `most` pods, only `most` are shown, pods that do not run first; a last line counts the rest.
     """
     if not pods:
         return []

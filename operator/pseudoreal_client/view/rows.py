@@ -38,7 +38,8 @@ def _percent(value: int | None) -> str:
 
 
 def summary_line(job: ObservedJob, now: datetime) -> str:
-    """Return the state of a job in one line, for a log; it changes if something worth a line has happened."""
+    """Return one line on a job: state and phase, then step, loss and remaining time, or else the condition's
+    message."""
     status, progress = job.status, job.status.progress
     parts = [status.state, f"phase {status.current_phase}" if status.current_phase else ""]
     if progress and not job.is_over:

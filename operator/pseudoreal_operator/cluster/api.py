@@ -49,10 +49,11 @@ LOG_BYTES = 2**20
 _ERROR_BYTES = 2**16
 """Maximum bytes that are kept of an error's body."""
 PAGE = 100
-"""Maximum number of objects in one answer; fewer if they are large, which users decide."""
+"""Maximum number of objects in one answer. Users decide how large objects are: of large objects, fewer are
+requested."""
 _LARGER, _SMALLER = 2, 4
-"""Factors of the page size: a page that could be read makes the next one larger; one that could not is requested
-again with fewer objects."""
+"""Factors of the page size: after a page that could be read, the next page is larger; a page that could not be read is
+requested again with fewer objects."""
 WATCH_SECONDS = 300
 """Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end at
 some time."""
@@ -66,15 +67,15 @@ log = structlog.get_logger()
 
 
 class Name(NamedTuple):
-    """Namespace and name of a job. A later job may have the same name; a pass reads which one it is."""
+    """Namespace and name of a job. A later job may have the same name; a pass tells them apart by uid."""
 
     namespace: str
     name: str
 
 
 class Api:
-    """Requests to the API server. Every method raises ApiException for an answer that it does not expect,
-    ClientError or OSError if there is no complete answer, and Unreadable for an answer beyond its bounds."""
+    """Requests to the API server. Every method raises ApiException for an unexpected answer, ClientError or OSError if
+    there is no complete answer, and Unreadable for an answer beyond its bounds."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -88,8 +89,8 @@ class Api:
         return await self._unless_missing(self._json(kubernetes_requests.get(kind, namespace, name), most))
 
     async def find_metadata(self, kind: str, namespace: str, name: str) -> Json | None:
-        """Return name, namespace, uid and version of an object and the further metadata within the bounds, even if
-        the object itself is beyond them. None if it does not exist."""
+        """Return the metadata of an object as far as they are within the bounds (name, namespace, uid and version come
+        first), even if the object itself is beyond them; None if the object does not exist."""
         return await self._unless_missing(self._metadata(kubernetes_requests.get(kind, namespace, name)))
 
     async def _metadata(self, request: Request) -> Json:
@@ -113,8 +114,8 @@ class Api:
         skipped: Callable[[Json, Unreadable], None] | None = None,
     ) -> AsyncIterator[Json]:
         """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
-        `name`: only the object of this name. An object beyond the bounds is left out; `skipped` receives it, as far
-        as its metadata can be read."""
+        `name`: only the object of this name. An object beyond the bounds is skipped; `skipped` receives its metadata,
+        as far as they can be read."""
         request, size = kubernetes_requests.list_of(kind, namespace, selector, name=name), PAGE
         following: str | None = None
         while following != "":
@@ -133,7 +134,7 @@ class Api:
                     skipped({"metadata": metadata}, reason)
                 continue
             following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
-            # The consumer may await between two objects, so an object is dropped from the page once it is yielded.
+            # Popped before it is yielded, so that its memory is freed: the consumer may await between two objects.
             items = (page.pop("items", None) or [])[::-1]
             while items:
                 yield items.pop()
@@ -142,7 +143,7 @@ class Api:
         """Return whether a list has the object, even if the object is beyond the bounds."""
         request = kubernetes_requests.list_of(kind, namespace, name=name).page(1, None)
         head = await self._head(request.list_metadata_only())
-        page_head_of(head)
+        page_head_of(head)  # raises if the answer is no list: otherwise it would read as a list without the object
         return metadata_of(head) is not None
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
@@ -177,7 +178,7 @@ class Api:
         await self._done(kubernetes_requests.merge_patch(kind, namespace, name, patch))
 
     async def create_review(self, review: Json) -> Json:
-        """Post a cluster-scoped review, which the API server only answers; return the answer."""
+        """Post a cluster-scoped review, which the API server answers and does not store; return the answer."""
         return await self._json(kubernetes_requests.review(review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
@@ -231,8 +232,8 @@ class Api:
             await read_head(response.content)
 
     async def _send(self, request: Request, timeout: ClientTimeout = _REQUEST_TIMEOUT) -> Any:
-        """Send a request; return the client's answer, whose body is still to be read. Raises ApiException for a
-        status other than 2xx."""
+        """Send a request; return the client's answer with its body unread. Raises ApiException for a status other than
+        2xx."""
         sent = await self._client.param_serialize(
             request.method,
             request.path,

@@ -126,8 +126,8 @@ def metadata_of(head: bytes) -> Json | None:
 
 
 def page_head_of(head: bytes) -> Json:
-    """Return the metadata of a list of metadata, which come before its items. Raises ClientPayloadError for an
-    answer that is not a list."""
+    """Return a list's own metadata, which come before its items. Raises ClientPayloadError for an answer that is not a
+    list."""
     page = _partial(head.partition(_ITEMS)[0])
     metadata = page.get("metadata") if isinstance(page, dict) else None
     if not isinstance(metadata, dict) or "resourceVersion" not in metadata:

@@ -1,4 +1,4 @@
-"""Creation of a job's children, first as a dry run. An object that has the name already is never changed."""
+"""Creation of a job's children, first as a dry run. An existing object with the name of a child is never changed."""
 
 import json
 from base64 import b64encode
@@ -27,8 +27,8 @@ class NotServed(Exception):
 
 async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
     """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
-    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job, so
-    it is met when a Job is really created."""
+    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job; it
+    applies when a Job is really created."""
     for manifest in manifests:
         if manifest["kind"] != "Job":
             continue
@@ -48,7 +48,7 @@ def _add_phase(phase: str, rejection: ApiException) -> None:
 
 
 async def create_child(api: Api, manifest: Json) -> None:
-    """Create a child. An existing one with the same owner was created by another pass. Raises NameConflict,
+    """Create a child; accept an existing one with the same owner, which another pass created. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
@@ -59,7 +59,9 @@ async def create_child(api: Api, manifest: Json) -> None:
         if not is_already_exists(rejection):
             raise
         if kind == "Secret":
-            return  # the operator may not read Secrets; a foreign one exposes only this job, to its author
+            # The operator may not read Secrets, so it cannot check the owner. Another author's Secret would expose only
+            # this job, and only to that author.
+            return
         found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
         # An object that was deleted meanwhile is created by the next pass.
         if found is None:
@@ -84,8 +86,8 @@ def _not_served(version: str) -> str:
 
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
-    """Check that the object found is the one wanted. A claim that outlives its job is wanted without an owner, and
-    is used no matter which job created it. Raises NameConflict."""
+    """Check that the object found is the one wanted. The manifest of a claim that outlives its job names no owner: an
+    existing claim is used, whichever job created it. Raises NameConflict."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return

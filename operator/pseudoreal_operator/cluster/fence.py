@@ -1,7 +1,7 @@
-"""Write fence: the holder of the Lease may write, while no other operator can hold it.
+"""Write fence: the holder of the Lease may write only while no other operator can hold the Lease.
 
-The right to write expires at a time that each renewal of the Lease extends. It is checked last of all, when the
-connection stands and the request is about to be sent, because a process may be stopped at any moment and continue
+The right to write has a deadline, which each renewal of the Lease extends. The deadline is checked last, on an
+established connection right before the request is sent, because a process may be stopped at any moment and continue
 minutes later.
 """
 
@@ -26,7 +26,7 @@ def boot_seconds() -> float:
 
 
 class Fence:
-    """Closed at first. `clock` returns seconds."""
+    """The fence around writes, closed at first. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
@@ -59,7 +59,8 @@ class Fence:
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Surround a write until its answer comes. Raises NotLeading."""
+        """Check the fence before the write in this context, and note when the write ends without an answer. Raises
+        NotLeading."""
         self.check()
         try:
             yield

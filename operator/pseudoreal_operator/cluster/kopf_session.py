@@ -1,4 +1,4 @@
-"""kopf's connections to the API server: kopf reads nothing about jobs except bounded answers prepared here.
+"""kopf's connections to the API server: kopf reads only bounded answers about jobs, prepared here.
 
 kopf reads an answer as a whole, and a list of jobs may have any size and depth. So kopf's list has no items, only the
 version at which its watch begins: the operator lists the jobs itself, in bounded pages. Each line of kopf's watch is
@@ -62,8 +62,8 @@ log = structlog.get_logger()
 
 @dataclass
 class Contact:
-    """Record of kopf's contact with the API server, and callbacks for what kopf must not receive. Used in kopf's
-    thread."""
+    """Record of kopf's contact with the API server, and callbacks for changes that kopf does not receive. Used in
+    kopf's thread."""
 
     missed: Callable[[], object]
     """Called when a watch is about to begin: the watch does not report earlier changes."""
@@ -131,7 +131,8 @@ class _Response(ClientResponse):
         return self
 
     def follow(self, contact: Contact) -> None:
-        """Hide jobs from kopf from now on, if this is an answer with jobs."""
+        """Prepare the content for kopf, if this is an answer with jobs: a list without items, or a watch with parts of
+        the jobs."""
         if not _is_of_jobs(self.url.path):
             return
         self._contact = contact

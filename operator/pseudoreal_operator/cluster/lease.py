@@ -85,7 +85,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
     owner = asyncio.current_task()
     assert owner is not None, "the context is entered in a task"
     renewal = asyncio.create_task(_renew(api, lease, fence, term), name="lease")
-    # The code inside the context does not await the renewal, so its end is brought there by a cancellation.
+    # The code inside the context does not await the renewal, so the end of the renewal cancels that code.
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
@@ -146,8 +146,8 @@ async def _wait(api: Api, lease: Lease, seen: _LeaseVersion) -> _LeaseVersion:
 
 
 async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
-    """Renew the Lease again and again. Raises LeaseLost. The fence counts from when a renewal was sent: other
-    operators count from when they see it, which is later."""
+    """Renew the Lease until cancelled. Raises LeaseLost. The fence counts from the time at which a renewal was sent;
+    other operators count from the later time at which they see it."""
     LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
@@ -210,7 +210,7 @@ async def _take(api: Api, lease: Lease, seen: _LeaseVersion | None) -> int:
 
 
 async def _write(api: Api, lease: Lease, seen: _LeaseVersion, spec: Json) -> None:
-    # With resourceVersion, so that of two operators that try at once one fails.
+    # With resourceVersion, so that if two operators write at once, one of them fails.
     patch = _manifest(lease) | {"spec": spec}
     patch["metadata"]["resourceVersion"] = seen.version
     await api.merge("Lease", lease.namespace, lease.name, patch)
@@ -261,8 +261,8 @@ def _time() -> str:
 
 
 def _seconds_since(moment: float) -> float:
-    """Return the seconds since a monotonic time. Metrics may be read outside of the event loop, whose clock is this
-    one."""
+    """Return the seconds since a time of time.monotonic, which unlike the loop's clock can be read outside of the loop,
+    as metrics may be."""
     return time.monotonic() - moment
 
 

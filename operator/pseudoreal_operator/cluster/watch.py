@@ -36,8 +36,8 @@ class Watch:
     on_change: Callable[[str, Json], None]
     """Called with the event type and the object of each change."""
     on_missed: Callable[[], None]
-    """Called when changes may have been missed: at the start, and when the API server does not have the changes any
-    more that follow the last one reported."""
+    """Called when changes may have been missed: at the start, and when the API server no longer has the changes after
+    the last one reported."""
 
     async def run(self, started: asyncio.Event) -> NoReturn:
         """Watch until cancelled. Set `started` once no further change is missed."""
@@ -47,6 +47,7 @@ class Watch:
             try:
                 if not version:
                     version = await self.api.version(self.kind, self.namespace, self.label)
+                    # After reading the version: a pass that is requested now reads all changes before the watch.
                     self.on_missed()
                     started.set()
                     last_event.set_to_current_time()
@@ -59,8 +60,8 @@ class Watch:
             # Catch every error: without this watch all jobs stand still.
             except Exception as error:
                 failures += 1
-                # Start from a new version after a bug: a change that cannot be processed would be sent again after the
-                # old one.
+                # Start from a new version after a bug: from the old version, a change that cannot be processed would be
+                # sent again.
                 version = "" if _is_gone(error) or not isinstance(error, UNAVAILABLE) else version
                 found = backoff_after(error, failures, random.random())
                 pause = found.seconds if found.is_retry_after else min(found.seconds, _MOST_PAUSE_SECONDS)

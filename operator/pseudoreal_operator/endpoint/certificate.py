@@ -2,9 +2,9 @@
 manager replaces.
 
 A pod trusts the CAs that it was created with, and CAs that later answers to its reports named. So a certificate with an
-unknown CA, such as a renewed self-signed one, is not served at once: its predecessor is, for a day and until shortly
-before it expires at most, while new executions and answers get the CAs of both. A certificate that the known CAs accept
-is served at once.
+unknown CA, such as a renewed self-signed one, is held back: its predecessor is served for at most a day, and at most
+until shortly before the predecessor expires, while new executions and answers get the CAs of both. A certificate that
+the known CAs accept is served at once.
 
 The old certificate lives in the memory of both operators, the leader and the standby: its key is in no file any more.
 An operator that starts later serves the new certificate, to pods that have learned of its CA since.
@@ -85,7 +85,7 @@ class Certificate:
             self._serve()
 
     def _accept(self, new: ssl.SSLContext) -> None:
-        """Serve the new certificate, or hold it back until the pods know its CA; teach its CA from now on."""
+        """Serve the new certificate, or hold it back until the pods know its CA; send its CA to pods from now on."""
         offered = _certificates(self._content[-1])
         # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate stay among those that are taught,
         # because it is served for a while longer, here or by the other operator. The CAs of a certificate that was
@@ -113,8 +113,8 @@ class Certificate:
         return None if self._until is None else round(self._until - self._clock())
 
     def _served_until(self, served: ssl.SSLContext) -> float | None:
-        """Return until when a certificate can be served to pods that trust no newer CA, in seconds since 1970; None
-        if they do not accept it anyway."""
+        """Return until when a certificate can be served to pods that trust no newer CA, in seconds since 1970; None if
+        these pods do not accept it. Export the certificate's expiry as a metric."""
         found = self._validity(served)
         if found is None:
             return None

@@ -35,13 +35,13 @@ namespace."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
 """Limits on reviews of all tokens together: each review costs the API server something."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50
-"""Reviews that each namespace has in any case. Beyond these, a namespace gets reviews while more than half of the
-common limit is left for the others."""
+"""Limits on each namespace's own share of the reviews. Beyond its share, a namespace gets reviews only while more than
+half of the common limit is left for the others."""
 REJECTIONS_PER_SECOND, REJECTIONS_AT_ONCE = 1, 50
 """Limits on rejections per address, so that a flood of wrong tokens from one address does not silence the others.
 Many pods may share an address: tokens that turn out valid do not count."""
 NETWORK_FACTOR = 10
-"""How many times as many rejections an IPv6 network may have as an address."""
+"""Factor from the limits on rejections of an address to the limits of an IPv6 network."""
 _REMEMBERED = 20_000
 _MOST_CLAIMS = 8192
 """Maximum number of characters of a token that are parsed for claims; a header holds no more."""
@@ -81,8 +81,8 @@ class _ReviewResult:
 
 
 class Identities:
-    """Reviews tokens. A result is remembered until the watch reports a change of the pod's identity. Empty
-    `namespaces`: all are watched."""
+    """Reviews tokens. A result is used until it expires, or until the watch reports a change of the pod's identity.
+    Empty `namespaces`: all are watched."""
 
     def __init__(
         self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic, wall: Clock = time.time
@@ -94,7 +94,7 @@ class Identities:
         self._tokens: dict[str, str] = {}
         """Uid of a pod -> digest of its token."""
         self._deleted_pods: deque[str] = deque(maxlen=_MOST_DELETED_PODS)
-        """Uids of deleted pods, whose tokens may have been under review meanwhile."""
+        """Uids of the newest deleted pods: reviews of their tokens may have been in progress."""
         self._rejected: OrderedDict[str, tuple[float, Rejected]] = OrderedDict()
         """Digest of a token -> until when it is rejected, and how."""
         self._suspects: OrderedDict[str, float] = OrderedDict()

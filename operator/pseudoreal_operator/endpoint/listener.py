@@ -40,9 +40,9 @@ _RESERVED_FILES = 512
 """File descriptors that are left to the rest of the operator."""
 _MOST_FILES = 16_384
 _TLS_BUFFER_BYTES = 16 * 1024
-"""Size of asyncio's buffer for each TLS connection. By default it has 256 KiB, filled with zeros, and no public setting
-makes it smaller: a thousand reporting pods would take 270 MB. A TLS record has at most 16 KiB, so no read at a time
-needs more."""
+"""Size in bytes of asyncio's buffer for each TLS connection. By default the buffer has 256 KiB, filled with zeros, and
+no public setting makes it smaller: a thousand reporting pods would take 270 MB. A TLS record has at most 16 KiB, so no
+single read needs more."""
 
 log = structlog.get_logger()
 
@@ -131,6 +131,7 @@ class Listener:
             async with asyncio.timeout(AUTHENTICATION_SECONDS):
                 await _wait_for_data(accepted)
                 async with self._turn(connection):
+                    # Before the handshake: a request, and so `recognize`, may follow as soon as it has succeeded.
                     self._authenticating[handler := server()] = authenticated
                     transport = await self._start_tls(accepted, handler)
                 await authenticated

@@ -20,11 +20,12 @@ MOST = 2000
 MOST_OF_ADDRESS, MOST_OF_NETWORK = 64, 512
 """Maximum number of unauthenticated connections at a time of one address, and of one IPv6 network."""
 HANDSHAKES_OF_ADDRESS, HANDSHAKES_OF_NETWORK = 5, 40
-"""Maximum number of handshakes at a time, likewise."""
+"""Maximum number of handshakes at a time of one address, and of one IPv6 network."""
 PER_SECOND, AT_ONCE = 10, 200
 """Limits on new connections of one address that bring no valid token."""
 NETWORK_FACTOR = 10
-"""How many times as many connections an IPv6 network may open as an address: clusters have all of their pods in one."""
+"""Factor from the limits on new connections of an address to the limits of an IPv6 network: all pods of a cluster may
+be in one network."""
 
 
 @dataclass(eq=False)

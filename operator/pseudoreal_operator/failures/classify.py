@@ -20,7 +20,7 @@ _NODE_DISRUPTIONS = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost
 disk, or a lost node."""
 
 POD_REJECTED = "PodRejected"
-"""Reason of a failure: the scheduler sent the pod to a node, and the node refused to run it."""
+"""Reason of a failure: the scheduler sent the pod to a node, and the node rejected it."""
 NODE_FAILED = "NodeFailed"
 """Reason of a failure: the node lost the pod's containers, as by a reboot."""
 _FAULTS_OF_THE_SPEC = (
@@ -30,14 +30,14 @@ _FAULTS_OF_THE_SPEC = (
     "PodOSNotSupported",
     "PodOSSelectorNodeLabelDoesNotMatch",
 )
-"""Kubernetes' reasons for pods that ended before they ran because of their own spec: any node would refuse them."""
+"""Kubernetes' reasons for pods that ended before they ran because of their own spec: any node would reject them."""
 _SHUT_DOWN = ("Terminated", "NodeShutdown", "Shutdown")
 """Kubernetes' reasons for pods that a node ended as it shut down."""
 _UNKNOWN_EXIT_CODE = 255
 """Exit code that a container runtime reports, with the reason Unknown, for a container that ended with its node."""
 
 # The first rule that any pod meets decides. A disruption of one pod makes its peers fail, so it explains their failures
-# too. Out of memory comes before it: a container at its limit would fail again in any place.
+# too. The rules for out of memory come before disruptions: a container at its limit would fail again in any place.
 _BUILT_IN = (
     RestartRule(on_exit_codes=[ExitCode.INVALID_JOB], action="Fail"),
     RestartRule(on_reasons=[_OUT_OF_MEMORY], action="Restart"),
@@ -117,14 +117,14 @@ def has_lost_peer(pod: Pod) -> bool:
 
 
 def is_node_at_fault(pod: Pod) -> bool:
-    """Return whether the pod was disrupted by a fault of its node, which may recur. A scheduler that makes room, or
-    a node that is drained, is no such fault."""
+    """Return whether the pod was disrupted by a fault of its node, which may recur. Preemption by the scheduler and the
+    drain of a node are not faults of the node."""
     return node_fault(pod) is not None or (pod.disruption is not None and pod.disruption.startswith(_NODE_DISRUPTIONS))
 
 
 def is_rejected_by_node(pod: Pod) -> bool:
-    """Return whether its node refused to run the pod. The scheduler does not know the reason, and may send the next
-    pod there again."""
+    """Return whether the pod's node rejected it. The scheduler does not know the reason, and may send the next pod
+    there again."""
     return node_fault(pod) == POD_REJECTED
 
 
@@ -234,9 +234,9 @@ _KILLED = Pod(
 
 
 def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
-    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if
-    a rule of the job decides what follows the end of such a pod. The used restarts may include faults that are too
-    old to count."""
+    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if a
+    rule of the job applies to a pod after one of its ranks was killed. The used restarts may include faults that are
+    too old to count."""
     if any(matches_rule(_KILLED, rule) for rule in restart.rules):
         return 0
     used = len(status.faults) if restart.window_seconds else status.restarts

@@ -5,8 +5,8 @@ to step while nothing is saved; from the start of a save to its commit. They are
 execution, so each execution starts them from zero.
 
 A clock has run out only if a witness confirms it: a pod that reports about then that nothing has happened, or a log
-that was read and had nothing new. Silence proves nothing: if no pod is heard, the pods may not reach the operator, and
-training does not need that. A pod that fell silent is suspected only of a hang that other pods report.
+that was read and had nothing new. Silence proves nothing: if no pod reports, the reports may not reach the operator,
+and training goes on without them. A pod that fell silent is suspected only of a hang that other pods report.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECO
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
 
 HANG_REASONS = ("StartStalled", "StepStalled", "CheckpointStalled")
-"""Reasons of a Stall."""
+"""Reasons of a Hang."""
 _NAMED = 4
 """Maximum number of ranks that a sentence names."""
 _HALTED = ("T", "t", "Z", "X")
 """States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 _STILL = 0.8
-"""Share of the straggler factor below which a known straggler is none any more."""
+"""Share of the straggler factor below which a known straggler no longer counts as one."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ def find_hang(view: View) -> Hang | None:
 
 
 def seconds_to_hang(view: View) -> float | None:
-    """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out
-    without a witness since is checked again while pods report."""
+    """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out without
+    a witness since is checked again while pods report; while the network path is cut, no clock runs, and the next check
+    is after UNHEARD_SECONDS."""
     unheard = _unheard_seconds(view)
     reports = unheard <= QUIET_SECONDS
     if reports and _is_cut_off(view):
@@ -82,7 +83,7 @@ def _unheard_seconds(view: View) -> float:
 
 
 def _is_cut_off(view: View) -> bool:
-    """Return whether a pod of the execution is silent while most jobs are."""
+    """Return whether a pod of the execution is silent while most jobs are silent: the network path is at fault then."""
     return view.observed.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
 
 

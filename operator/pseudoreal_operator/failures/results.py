@@ -76,7 +76,7 @@ def with_reports(status: PseudoRealJobStatus, last_reports: Sequence[LastReport]
 
 
 def _with_layout(status: PseudoRealJobStatus, name: str, layout: ChosenLayout | None) -> PseudoRealJobStatus:
-    """Return the status with the layout that a phase was given, which changes only with the number of the phase's
+    """Return the status with the layout that was chosen for a phase; it changes only with the number of the phase's
     ranks."""
     if layout is None:
         return status
@@ -116,8 +116,8 @@ def _experts(report: ProgressReport) -> ExpertLoad | None:
 def final_progress(
     spec: PseudoRealJobSpec, before: Progress | None, message: TerminationMessage, *, is_last: bool, now: datetime
 ) -> Progress:
-    """Return the progress at the end of a phase. The last phase may have ended early, by its loss: this is 100
-    percent too."""
+    """Return the progress at the end of a phase. The last phase may have ended early, by its loss: the job is then at
+    100 percent too."""
     total = last_steps(spec)[-1]
     return Progress(
         step=message.step,
@@ -163,7 +163,7 @@ def _percent(step: int, total: int) -> int:
 
 
 def _decimal(value: float | None) -> str | None:
-    """Return the number as the status stores it: with four decimals, or with four digits if it is large."""
+    """Return the number as the status stores it: with four decimals, or with four significant digits if it is large."""
     if value is None:
         return None
     return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"

@@ -57,8 +57,8 @@ def accept(view: View) -> Decision | None:
 
 @cache_per_object
 def find_problem(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
-    """Return a sentence on an error in the spec, or in the spec with only its first `phases` phases; None if it is
-    valid."""
+    """Return a sentence on an error in the spec, or in the spec with only its first `phases` phases; None if the spec
+    is valid."""
     try:
         check(spec.model_copy(update={"phases": spec.phases[:phases]}))
     except ValueError as error:

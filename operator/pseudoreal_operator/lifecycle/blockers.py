@@ -1,4 +1,4 @@
-"""Blockers: the reasons that Kubernetes reports why pods do not start yet, with remedies. Pure."""
+"""Blockers: Kubernetes' reasons why pods do not start yet, with remedies. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace

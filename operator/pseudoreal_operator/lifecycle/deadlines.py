@@ -48,8 +48,8 @@ def delink_timed_out(view: View) -> Decision | None:
 
 
 def readmit_nodes(view: View) -> Decision | None:
-    """Start a new execution without excluded nodes when pods have waited long enough for nodes other than those that
-    rejected pods of the job: there may be no others."""
+    """Start a new execution without excluded nodes when pods have waited long enough for other nodes: perhaps only the
+    nodes that rejected pods of the job are suitable."""
     moment = exclusion_ends(view)
     if moment is None or view.now < moment:
         return None
@@ -146,8 +146,8 @@ def _fails_at_timeout(view: View) -> bool:
 
 
 def _is_paused(view: View) -> bool:
-    """Return whether clocks stand still: from the request to suspend until the job is resumed, and while a queue
-    holds its pods."""
+    """Return whether clocks stand still: from the request to suspend until the job is resumed, and while a queue holds
+    the job's pods."""
     return view.spec.suspend or conditions.is_true(view.status, "Suspended") or view.status.queued_since is not None
 
 

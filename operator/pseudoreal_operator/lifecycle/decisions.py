@@ -162,7 +162,7 @@ def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now:
 
 
 def with_disruption(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
-    """Return the status with one more disruption: a failure that does not count and that its node is to blame for."""
+    """Return the status with one more disruption: a failure that does not count and is due to the node."""
     disruptions = [*faults_in_window(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     return _with_avoided_nodes(status_with(status, disruptions=disruptions), restart)
 
@@ -276,7 +276,8 @@ class Announcement:
 
 
 def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
-    """Return the decision to start a new execution after `wait` seconds, at the stage that the status is at."""
+    """Return the decision to start a new execution at the current stage of `status`, `wait` seconds after the first pod
+    failed, or after now if no pod failed."""
     after = clock.to_text(_failed_at(view) + timedelta(seconds=wait))
     number = status.execution + 1
     text = f"{new.text}, not before {after}."

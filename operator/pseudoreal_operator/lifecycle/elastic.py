@@ -4,7 +4,8 @@ may be room. Pure.
 Each change is a new execution, from a checkpoint that the pods save as they end: the number of ranks and the layout are
 fixed while an execution runs. A change is not a fault, and uses up nothing of spec.restart. An attempt to get all
 workers back may cost patienceSeconds of training, so the first one comes no sooner than GROWTH times patienceSeconds
-after the phase became smaller; after a failed attempt, the next one waits as long again as all before it.
+after the phase became smaller; after a failed attempt, the next one waits at least as long as the phase has been
+smaller by then.
 """
 
 from collections import Counter
@@ -44,9 +45,9 @@ def scale_down(view: View) -> Decision | None:
 
 
 def abandon_stuck_pods(view: View) -> Decision | None:
-    """Continue with fewer workers when, for too long, all that is left of earlier executions is pods on nodes that are
-    off. Executions must not overlap; but each of these pods has lost a peer, without which it can neither train nor
-    save, so the next execution need not wait for it."""
+    """Continue with fewer workers when the pods that are left of earlier executions have been stuck for too long, for
+    instance on nodes that are off. Executions must not overlap; but each of these pods has lost a peer, without which
+    it can neither train nor save, so the next execution need not wait for it."""
     moment, lingering = _abandon_after(view), _lingering_pods(view)
     if moment is None or view.now < moment or not _have_all_lost_peers(lingering):
         return None
@@ -74,8 +75,7 @@ def scale_up(view: View) -> Decision | None:
 
 
 def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status of a running execution. Once all workers of the phase have started, the status forgets that
-    some were missing."""
+    """Return the status, without `elastic` once all workers of the phase have started."""
     if status.elastic is None or not _is_elastic(view) or view.started_pods < _phase(view).workers:
         return status
     return status_with(status, elastic=None)
@@ -138,7 +138,7 @@ def _room(view: View) -> int:
 
 
 def _patience_ends(view: View) -> datetime | None:
-    """Return when the phase stops waiting for nodes; None if no pod waits for its first node."""
+    """Return when the phase stops waiting for nodes, or for its queue; None if it waits for neither."""
     if not _is_elastic(view) or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:

@@ -1,8 +1,8 @@
 """Restarts in place, which pods make on their own: counted before any rule decides. Pure.
 
-Pods number them. Each pod reports its newest number while it runs, and repeats it in its termination message, so the
-operator sees one restart many times, and misses some. The status has the highest number of the execution that is
-counted; each number above it is counted once, as one restart of the job.
+Pods number their restarts. Each pod reports its newest number while it runs, and repeats it in its termination message,
+so the operator sees one restart many times, and misses some. The status holds the highest counted number of the
+execution; each number above it is counted once, as one restart of the job.
 """
 
 from collections.abc import Iterator
@@ -76,8 +76,8 @@ def _newest_accounts(view: View) -> list[_Account]:
 
 
 def _is_complete(view: View, said: list[_Account]) -> bool:
-    """Return whether no further account is expected: the worker where the restart began has reported, all workers
-    have reported, or it is too late."""
+    """Return whether no further account is expected: the worker where the restart began has reported, all workers have
+    reported, the Job has ended, or QUIET_SECONDS have passed since a pod reported the restart."""
     if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
         return True
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE

@@ -6,7 +6,7 @@ continues from the status and the children.
 
 Within one plan, children come before the status: a status that says that a stage has started promises that its Job was
 created. If the operator died between the two in the other order, the rule `child_job_deleted` would conclude that
-somebody had deleted the Job.
+someone else had deleted the Job.
 """
 
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class Plan:
 
 def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
     """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide.
-    Restarts in place are counted first, because rules compare spec.restart with what is used up of it."""
+    Restarts in place are counted first, because rules compare spec.restart with the restarts that are used up."""
     view = View(observed, now)
     if conditions.has_ended(observed.status):
         return _plan_ended(view)

@@ -33,7 +33,7 @@ def change_events(view: View, condition: NewCondition) -> tuple[Event, ...]:
 
 
 def preemption_events(view: View) -> Iterator[Event]:
-    """Yield the event that a queue takes running pods back, the first time that a pass sees it."""
+    """Yield the event that a queue takes running pods back, in the first pass that observes it."""
     since = view.status.queued_since
     if since is None or view.observed.status.queued_since is not None or not view.observed.status.replicas.ready:
         return
@@ -45,7 +45,7 @@ def preemption_events(view: View) -> Iterator[Event]:
 
 
 def progressing_condition(view: View) -> NewCondition:
-    assert view.job is not None, "the rule `running` passes a view with an active Job"
+    assert view.job is not None, "the rule `execution_running` passes a view with an active Job"
     if view.job.queued:
         return not_progressing("Queued", why_queued(view.job, view.spec.scheduling.queue) + scale_down_note(view))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
@@ -114,8 +114,8 @@ def _is_to_finish(view: View) -> bool:
 
 
 def _silence_sentence(view: View) -> str | None:
-    """Return the second part of a sentence on an execution whose pods do not report; None if none ever did and no
-    feature needs their reports."""
+    """Return the second part of a sentence on an execution whose pods do not report; None if no pod ever reported and
+    no feature needs reports."""
     has_reported, needs = view.observed.has_reported, list(_needs_reports(view))
     if not has_reported and not needs:
         return None

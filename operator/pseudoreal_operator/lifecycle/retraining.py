@@ -73,8 +73,8 @@ def repeat_phase(view: View, index: int, request: Request) -> Decision:
 
 
 def roll_back(view: View, sentence: str) -> Decision:
-    """Return the decision to resume the phase before the delink from its newest checkpoint before the one at its
-    end."""
+    """Return the decision to resume the phase before the delink from the newest checkpoint before its end
+    checkpoint."""
     index = view.stage.index - 1
     before = view.status.phases[index]
     exhausted = why_exhausted(view.status, view.spec.restart, view.now, counts=True)

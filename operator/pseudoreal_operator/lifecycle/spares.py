@@ -1,9 +1,9 @@
 """A spare pod replaces a lost worker: the other workers keep their pods and restart their ranks in place. Pure.
 
 Two pods must never train as the same worker. So a takeover is written to the status first, and only a stored takeover
-is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have announced two
-different ones. Until they hear of it, the remaining pods cannot start without the lost worker; and the lost pod, should
-it still run, is no member of their next rendezvous, and loses the fence to them.
+is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have sent two
+different takeovers. Until the remaining pods learn of the takeover, they cannot start without the lost worker; the lost
+pod, should it still run, is not a member of their next rendezvous, and loses the checkpoint fence to the members.
 
 If no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """

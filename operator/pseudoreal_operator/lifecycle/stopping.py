@@ -40,7 +40,7 @@ SPARE_SECONDS = 20.0
 """Seconds after the end of a pod in which the other pods have to report that they wait for a replacement. Pods
 report every few seconds."""
 STUCK_SECONDS = 15.0
-"""Seconds after the end of its grace period at which a pod that still exists counts as stuck."""
+"""Seconds after the end of a pod's grace period at which the pod counts as stuck if it still exists."""
 _REMEDY = (
     "decline the injection by a label or an annotation in spec.pod.template, or inject it as a native sidecar: an init"
     " container with restartPolicy Always"
@@ -67,7 +67,8 @@ def _pods_of(observed: Observed, execution: Execution) -> list[Pod]:
 def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
     status."""
-    # A fault with a restart number was survived: by a restart in place, or by a spare pod. Any other one was final.
+    # A fault with a restart number was survived: by a restart in place, or by a spare pod. Any other fault ended the
+    # execution.
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
     # Before the failed pods are judged: the other pods must live on, to train with the spare pod.
@@ -79,8 +80,8 @@ def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execut
     # A pod that does not blame a peer is the origin: no other pod has anything to add.
     if any(not has_lost_peer(pod) for pod in ended):
         return True
-    # All of these pods blame a peer. The pod where the fault began reports within ORIGIN_SECONDS, or never: if it were
-    # stopped at once, nobody would learn the cause.
+    # All of these pods blame a peer. The pod where the fault began reports within ORIGIN_SECONDS, or never: if that pod
+    # were stopped at once, the cause would stay unknown.
     return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in ended)
 
 
@@ -152,7 +153,7 @@ def is_ending_soon(pod: Pod, now: datetime) -> bool:
 def pods_to_release(view: View) -> Iterator[str]:
     """Yield the names of pods that only sidecars keep, and whose termination messages the status has."""
     for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
-        # Until then the termination message is read from the pod: a deleted pod has none.
+        # Before the status has the termination message, passes read it from the pod: a deleted pod has none.
         is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
         if is_read and not is_ending_soon(pod, view.now):
             yield pod.name

@@ -1,5 +1,4 @@
-"""Posting of events, best effort: they wait in bounded memory until the API server accepts them. No job waits for
-one."""
+"""Posts events, best effort: they wait in bounded memory until the API server accepts them. No job waits for one."""
 
 import asyncio
 from collections import Counter, deque
@@ -55,8 +54,7 @@ class EventRecorder:
                         await self._all_posted.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
-        """Keep the events of a status write whose answer did not come, as the status may be stored or not. `job`:
-        its uid."""
+        """Keep the events of a status write that got no answer: the status may be stored or not. `job`: its uid."""
         self._held[job] = (status, events)
 
     def take_held(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:

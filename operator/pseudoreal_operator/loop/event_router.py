@@ -67,7 +67,7 @@ class EventRouter:
             self._changed.add(name)
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
-        """Process a change of a job. `change`: the event type; None for a job that was there before."""
+        """Process a change of a job. `change`: the event type; None for a job read from a list."""
         name, uid, summary = name_of(body), body["metadata"]["uid"], summary_of(body)
         known = self._summaries.get(name, {}).get(uid)
         if change is not None or self._is_newer(name, body):
@@ -93,7 +93,7 @@ class EventRouter:
         return frozenset(self._summaries.get(name, {}))
 
     def forget_deleted(self, name: Name, uids: frozenset[str]) -> None:
-        """Forget jobs that are gone, although a watch may not have reported it."""
+        """Forget the deleted jobs `uids` of this name, even if no watch event reported their deletion."""
         summaries = self._summaries.get(name, {})
         for uid in uids:
             summaries.pop(uid, None)
@@ -207,7 +207,8 @@ class ChangeFilter:
         except Exception:  # anyone can label a malformed object; the pass over the job reports the error
             self._hashes.pop(uid, None)
             return URGENT_SECONDS
-        # Label and owners decide whose child it is. Anyone may change them, and `child` does not contain them.
+        # Label and owners decide to which job the child belongs. Anyone may change them, and `child` does not contain
+        # them.
         metadata = body["metadata"]
         current = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
         if self._hashes.get(uid) == current:

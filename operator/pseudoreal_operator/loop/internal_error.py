@@ -21,7 +21,7 @@ from pseudoreal_operator.untrusted_text import sanitize
 Json = dict[str, Any]
 
 _MANAGER = "pseudoreal-operator-errors"
-"""Field manager of this condition alone, so that applying it keeps the rest of the status, whoever wrote it."""
+"""Field manager of this condition alone, so that applying the condition keeps the rest of the status."""
 
 _FINAL = (400, 403, 422)
 """HTTP statuses after which nothing is retried."""
@@ -85,8 +85,8 @@ async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
 
 
 async def report_rejection(api: Api, body: Json, rejection: ApiException) -> None:
-    """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
-    too, write a sentence without it."""
+    """Write that the API server rejects every form of the job's status, best effort. If the API server rejects its own
+    message too, write a sentence without that message."""
     sentence = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
     for text in (f"{sentence}: {sanitize(message_of(rejection))}", f"{sentence}; the operator's log has its answer."):
         if await _write_condition(api, body, "StatusRefused", text):
@@ -125,7 +125,7 @@ async def _apply(api: Api, metadata: Json, condition: Json) -> None:
 
 
 def condition(body: Json, reason: str, message: str, now: datetime) -> Json | None:
-    """Return the condition to write; None if the status has it already, or the job has ended. Pure."""
+    """Return the condition to write; None if the status has the condition already, or the job has ended. Pure."""
     known = {c["type"]: c for c in (body.get("status") or {}).get("conditions") or []}
     old = known.get("Progressing", {})
     if (old.get("reason"), old.get("message")) == (reason, message) or {"Complete", "Failed"} & known.keys():

@@ -62,7 +62,7 @@ class JobMetrics(Collector):
             self._count_first(sample)
 
     def job_changed(self, change: str | None, body: Json) -> None:
-        """Process a change of a job from the watch. `change`: the event type; None: the job was there before."""
+        """Process a change of a job. `change`: the event type; None: the job was read from a list."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
             self._samples.pop(uid, None)

@@ -54,7 +54,7 @@ class JobSample:
 
 
 def sample_of(body: Json) -> JobSample:
-    """Return the summary of a job's object. Raises ValueError for a status that this release cannot read."""
+    """Return the sample of a job's object. Raises ValueError for a status that this release cannot read."""
     metadata = body["metadata"]
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     progressing, failed = find(status, "Progressing"), find(status, "Failed")

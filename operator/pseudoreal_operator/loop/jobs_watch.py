@@ -1,7 +1,7 @@
 """kopf's part: the watch of jobs, in its own thread, restarted whenever it ends.
 
-Whatever ends kopf (an error in its stream, a 404 while the CRD is replaced, a bug) ends nothing else. Its events are
-processed in the operator's own event loop.
+If kopf ends (by an error in its stream, a 404 while the CRD is replaced, or a bug), the rest of the operator runs on.
+kopf's events are processed in the operator's own event loop.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
 _UNWATCHED_SECONDS = 12.0
-"""Seconds after which kopf watches jobs, or does not know the kind: kopf looks for the kind only once."""
+"""Seconds of silence after which a kopf that has not requested jobs is restarted: kopf has not found the kind, and
+looks for it only once."""
 _SILENT_SECONDS = 150.0
 """Seconds of silence after which kopf counts as dead: its watch receives something once a minute."""
 _CHECK_SECONDS = 1.0
@@ -53,7 +54,7 @@ class JobsWatch:
         return len(self._contact.watched) if self._contact else 0
 
     async def run(self) -> NoReturn:
-        """Run kopf again and again, until cancelled."""
+        """Run kopf, and restart it whenever it ends, until cancelled."""
         own, failures = asyncio.get_running_loop(), 0
         missed: Callable[[], object] = partial(own.call_soon_threadsafe, self._loop.job_changes_missed)
         call: Callable[..., object] = own.call_soon_threadsafe
@@ -76,6 +77,7 @@ def register_handler(registry: kopf.OperatorRegistry, loop: Loop, own: asyncio.A
     # For event handlers kopf writes nothing to a job: no finalizer, no annotation.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(type: str | None, event: Any, **_: Any) -> None:
+        # Called in kopf's thread; the state of `loop` belongs to the thread of `own`.
         own.call_soon_threadsafe(loop.job_changed, type, event["object"])
 
 

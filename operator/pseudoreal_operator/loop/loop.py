@@ -43,7 +43,7 @@ Json = dict[str, Any]
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
 RESYNC_SECONDS = 36_000.0
-"""Seconds after which a job is reconciled although nothing changed, in case a change was ever taken for none."""
+"""Seconds after which a job is reconciled although nothing changed, in case a change was missed."""
 _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
 """Number of children that a pass lists without a pause after it, and seconds of pause for each further child: a job
 of 10,000 pods is listed at most every ten seconds."""
@@ -73,7 +73,7 @@ class Loop:
         )
         self._router = EventRouter(self._queue)
         self._started: list[asyncio.Event] = []
-        """One event for each watch of children, set once the watch misses no change any more."""
+        """One event for each watch of children, set once the watch misses no more changes."""
         self._job_changes_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
         self._changed_meanwhile: set[str] | None = None
@@ -202,7 +202,7 @@ class Loop:
         self._queue_pass(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
-        """Pass a change on to all that follow the child. An error of one of them keeps no other from the change."""
+        """Pass a change to all receivers. An error in one receiver does not keep the change from the others."""
         receivers: list[Callable[[str, Json], None]] = [partial(self._router.child_changed, kind)]
         if kind == "Pod":
             receivers.append(self._store_termination_message)

@@ -31,6 +31,7 @@ PLANNING_SECONDS = 0.5
 _CHECK_SECONDS = 0.05
 """Seconds between two checks of a computation's CPU time."""
 _FIRST_WAIT, _LONGEST_WAIT = 60.0, 3600.0
+"""Seconds for which a job is left alone after its computation overran: first and maximum."""
 _MOST_JOBS = 1000
 SPEC_CACHE_BYTES = 2**21
 """Maximum total size of the cached specs, in bytes of JSON; in memory they take about twelve times as much."""
@@ -65,6 +66,7 @@ class PlanningThread:
             try:
                 await self._wait_within_limit(thread, answer)
             finally:
+                # Cancelled, or overrun: the thread may compute forever, so the next call gets a new one.
                 if not answer.done():
                     self._thread = None
                     thread.end()
@@ -159,7 +161,7 @@ class OverrunBackoff:
         self._overruns: dict[str, _Overrun] = {}
 
     def remaining(self, uid: str, generation: int) -> float | None:
-        """Return the seconds for which the job is still left alone; None if it is not."""
+        """Return the seconds for which the job is still left alone; None if a computation may run now."""
         known = self._overruns.get(uid)
         if known is None or known.generation != generation or known.until <= self._clock():
             return None

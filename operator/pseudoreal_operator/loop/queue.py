@@ -1,10 +1,10 @@
 """A work queue: keys wait for a pass, at once or later, by a few workers.
 
 Invariants: a key has one pass at a time. A key that is added during its pass gets another pass afterwards, so no
-wake-up is lost. A pass that comes early also serves the passes requested for later, and says itself when the next one
-is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. Changes come before
-the backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a
-pass.
+wake-up is lost. A pass that comes early also serves the passes requested for later, and its result says when the next
+pass is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. Changes come
+before the backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error
+of a pass.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class WorkQueue(Generic[Key]):
                     task.cancel()
 
     def _make_due(self, key: Key) -> None:
-        # The pass that is due now also serves the pass that the timer stands for. It says itself when the next one is
+        # The pass that is due now also serves the pass that the timer stands for. Its result says when the next pass is
         # due, so nothing is lost with the timer.
         self._drop_timer(key)
         # A key in the backlog moves on to the changes. Its entry in the backlog stays, and is skipped by `_take`.
@@ -224,6 +224,7 @@ class WorkQueue(Generic[Key]):
         finally:
             self._running.discard(key)
             self._running_of[group] -= 1
+            # Drops groups without a running pass: `+=` keeps only positive counts.
             self._running_of += Counter()
         # Added during the pass: another pass follows at once.
         if self._pending.pop(key, None) is not None:

@@ -103,7 +103,7 @@ class Callbacks:
     """Callbacks of a pass over a job."""
 
     requeue: Callable[[float], None]
-    """Requests a pass in so many seconds; may be called at any time."""
+    """Requests a pass, due after so many seconds; may be called at any time."""
     status_written: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
     children_listed: Callable[[int], None] = lambda _: None
@@ -220,8 +220,8 @@ async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: date
         await executor.expire()
         return None
     # 6. Children before the status: if the operator dies in between, the next pass finds the children and completes the
-    #    status. The number of another execution and the end of the job go the other way: the plan that announces them
-    #    creates and deletes no Job, so the status is stored before the pass that does.
+    #    status. The number of another execution and the end of the job are stored first: the plan that announces them
+    #    creates and deletes no Job; a later pass does.
     try:
         rejection = await executor.apply_children(wanted)
     except NameConflict as conflict:
@@ -259,8 +259,8 @@ def _with_jitter(wait: float, rejection: ApiException) -> float:
 
 
 def _plan_after_rejection(rejection: ApiException, observed: Observed, now: datetime) -> Plan:
-    """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
-    is the answer."""
+    """Return the plan that follows when the API server rejects a child. Raises the rejection if the pass is to be
+    retried."""
     text = f"The API server refuses a change of this job's children: {message_of(rejection)}"
     if is_invalid_object(rejection):
         return plan_rejected(observed, text, now)
@@ -318,9 +318,9 @@ class _PlanExecutor:
         try:
             # Before every effect: if a later stage is invalid, nothing has been changed for it.
             await dry_run(self.api, wanted.dry_run)
-            # Before the creation, whose rejection (by a quota, for instance) must not keep pods from being stopped; and
-            # what ends makes room. Names do not depend on this order: no child is created while a pod of an earlier
-            # execution is alive (rule `await_cleanup`).
+            # Before the creation: a rejected creation (by a quota, for instance) must not keep pods from being stopped,
+            # and pods that end make room. Names do not depend on this order: no child is created while a pod of an
+            # earlier execution is alive (rule `await_cleanup`).
             await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
                 await create_child(self.api, manifest)
@@ -348,8 +348,8 @@ class _PlanExecutor:
                 self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
         # After the status that records their transition: if the write fails, the next pass decides the transition again
-        # and makes the same events; events posted before it would announce a transition that may never be stored.
-        # Nothing waits for them.
+        # and makes the same events; events posted before the write would announce a transition that may never be
+        # stored. Nothing waits for the events.
         self.deps.event_recorder.post(self.name, events)
         return after
 
@@ -368,8 +368,8 @@ class _PlanExecutor:
 
     async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
-        its texts, and then without figures, so that no untrusted text stops a job. Raises StatusRejected if that is
-        rejected too."""
+        its texts, and then without figures, so that no untrusted text stops a job. Raises StatusRejected if all forms
+        are rejected."""
         try:
             return await self._apply_status(status)
         except ApiException as error:

@@ -2,8 +2,9 @@
 
 The scheduler does not know why a node rejected a pod, for instance because its GPU plugin is not up after a reboot: the
 node looks free, and the next pod goes there again. A preference for other nodes does not help if these are full. So the
-next execution excludes the node, and only for a while: it may be the only one. Each further rejection doubles the time;
-an execution that waits for a node longer than that is replaced by one without the exclusion.
+next execution excludes the node, but only for a while, because all other nodes may be unsuitable. Each further
+rejection doubles the time; an execution that waits for a node longer than that time is replaced by one without the
+exclusion.
 """
 
 from collections.abc import Iterable
@@ -42,7 +43,7 @@ def exclusion_note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) 
 
 
 def _times(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return node -> time until which it is excluded, or was."""
+    """Return node -> time until which the node is, or was, excluded."""
     rejections: dict[str, list[Fault]] = {}
     for fault in (*status.faults, *status.disruptions):
         if fault.node and fault.reason == POD_REJECTED:

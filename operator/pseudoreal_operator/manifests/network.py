@@ -1,7 +1,7 @@
-"""Parts of a pod that spec.network asks for: environment, devices, volumes, capabilities. Pure.
+"""Parts of a pod that spec.network requests: environment, devices, volumes, capabilities. Pure.
 
-A pod without its own network settings, such as the pod of a delink, has the Network of all defaults, which asks for
-nothing.
+A pod without its own network settings, such as the pod of a delink, has a Network with all defaults, which adds nothing
+to the pod.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _NCCL_DIRECTORY = "/etc/pseudoreal-nccl"
 # Below the ports that kernels give to clients (32768..), and that Kubernetes gives to node ports (30000..).
 _HOST_PORTS = range(20_000, 30_000)
 
-# NCCL_NET keeps NCCL from silently falling back on another network.
+# NCCL_NET keeps NCCL from silently falling back to another network.
 _MODES: dict[str, dict[str, str]] = {
     "Auto": {},
     "Socket": {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
@@ -116,8 +116,8 @@ def annotations(network: Network) -> dict[str, str]:
 
 
 def pod_fields(network: Network) -> Json:
-    """Return the fields of a pod in its node's network. Without this DNS policy it would not find the other pods by
-    name."""
+    """Return the fields of a pod in its node's network. Without this DNS policy the pod could not resolve the names of
+    the other pods."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if network.host_network else {}
 
 

@@ -1,8 +1,9 @@
 """Objects that the operator creates for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and
 an Indexed Job per execution.
 
-They never change after their creation: the fields of the spec that they depend on are immutable, or their names contain
-the number of the execution and new ones are created.
+They do not change after their creation, except that the operator may fail a Job early (maxFailedIndexes: 0): the fields
+of the spec that they depend on are immutable, or their names contain the number of the execution and new objects are
+created.
 """
 
 import json
@@ -49,7 +50,7 @@ Json = dict[str, Any]
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """Return the children of a stage in the order of their creation: the Job last, so that if the Job exists, all of
-    them do. Numbers and nodes come from the status."""
+    them do. The number of the execution, the number of workers and the nodes to avoid come from the status."""
     job = job_at_size(job, status, stage)
     plan = _pod_plan(job, stage, status, settings)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
@@ -71,7 +72,7 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
 
 
 def network_children(job: PseudoRealJob, settings: Settings) -> list[Json]:
-    """Return the children that the pods of all executions share."""
+    """Return the Service, and the NetworkPolicy if the job is isolated; the pods of all executions share them."""
     return [_service(job), *([network_policy(job, settings)] if is_isolated(job) else [])]
 
 
@@ -111,8 +112,8 @@ def _disk(job: PseudoRealJob, phase: Phase) -> Json:
 
 
 def _without_devices(resources: Resources) -> Resources:
-    """Return the resources without GPUs, for a delink: it copies bytes, and needs the memory of the phase that it
-    leads into."""
+    """Return the resources without extended resources such as GPUs, for a delink: a delink copies bytes, and needs the
+    memory of the phase that it leads into."""
 
     def plain(amounts: dict[str, int | str]) -> dict[str, int | str]:
         return {name: amount for name, amount in amounts.items() if "/" not in name}
@@ -160,7 +161,8 @@ def _service(job: PseudoRealJob) -> Json:
 
 
 def _secret(job: PseudoRealJob) -> Json:
-    """Return the Secret by which workers recognize each other, the same for all executions. `make` draws its data."""
+    """Return the Secret by which workers recognize each other, the same for all executions. `create_child` draws its
+    data."""
     name = network_name(job.metadata.name, job.metadata.uid)
     return child_manifest("Secret", "v1", job, name, labels_with_uid(job)) | {"type": "Opaque", "immutable": True}
 
@@ -241,8 +243,8 @@ def is_isolated(job: PseudoRealJob) -> bool:
 
 
 def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
-    """Return the policy: only pods of the job reach its training pods, at any port, and the site's scrapers reach
-    their port of /metrics. Connections that the pods open are not restricted."""
+    """Return the policy: only pods of the job reach its training pods, at any port, and the site's scrapers reach the
+    port of /metrics. Connections that the pods open are not restricted."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
         "podSelector": {"matchLabels": training_pod_labels(job)},
@@ -254,7 +256,7 @@ def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
 
 
 def _scraping(settings: Settings) -> list[Json]:
-    """Return the rule for scrapers; no rule without scrapers, because a rule without peers would admit everybody."""
+    """Return the rule for scrapers; no rule without scrapers, because a rule without peers would admit all traffic."""
     port = settings.trainer_metrics_port
     if port is None or not settings.scrapers:
         return []

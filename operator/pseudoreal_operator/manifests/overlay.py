@@ -11,7 +11,7 @@ Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-# mountPath comes first: a mount's name is that of its volume, which may be mounted twice.
+# mountPath comes first: a mount has the name of its volume, which may be mounted twice.
 _KEYS = ("mountPath", "name")
 _ADDED_TO = ("labels", "annotations", "env")
 
@@ -51,7 +51,7 @@ def with_placement(
     spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], topology: Topology | None
 ) -> Json:
     """Return the pod spec with the operator's own placement terms beside the user's. `labels`: labels of the pods;
-    `avoid`: names of nodes to avoid; `near`: how the pods of an execution stay together.
+    `avoid`: names of nodes to avoid; `topology`: how the pods of an execution stay together.
 
     Terms have no names by which an overlay could merge them, so they are added after the overlay.
     """

@@ -55,8 +55,8 @@ CREDENTIALS = {
     "AWS_SESSION_TOKEN": True,
     "AWS_DEFAULT_REGION": True,
 }
-"""Keys of the credentials' Secret that become variables, and whether they may be missing. With all of its keys, the
-author of the Secret could set the variables that control rendezvous and reports."""
+"""Keys of the credentials' Secret that become variables, and whether they may be missing. If all keys became variables,
+the author of the Secret could set the variables that control rendezvous and reports."""
 _NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
 """Labels that opt out of proxies, which service meshes inject into all pods of a namespace: a proxy outlives the
 trainer, and the connections between ranks go through it."""
@@ -72,7 +72,7 @@ class PodPlan:
 
     `files`: files in CONFIG_DIRECTORY, by name. `rendezvous_id`: None for a delink, which is one process in the default
     network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging Face weights
-    that the stage may begin with, if they have a volume. `gang`: None if each pod gets a node by itself.
+    that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
     """
 
     name: str
@@ -258,8 +258,8 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 
 
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
-    """Return the options of torchrun, which it reads from PET_* variables. The rendezvous id contains the execution,
-    so that a stale worker cannot join."""
+    """Return the options of torchrun, as the PET_* variables from which torchrun reads them. The rendezvous id contains
+    the execution, so that a stale worker cannot join."""
     assert plan.rendezvous_id is not None, "only training pods have a rendezvous"
     service = network_name(job.metadata.name, job.metadata.uid)
     secret = (

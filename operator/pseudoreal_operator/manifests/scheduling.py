@@ -30,8 +30,8 @@ VOLCANO = "scheduling.volcano.sh/v1beta1"
 
 
 def is_queued(scheduling: Scheduling, kind: StageKind) -> bool:
-    """Return whether the Job of such a stage waits in the queue. A delink takes no GPU from other jobs, so it waits
-    only if the job says so."""
+    """Return whether the Job of a stage of this kind waits in the queue. A delink takes no GPU from other jobs, so it
+    waits only if spec.scheduling.queueDelink says so."""
     return scheduling.queue is not None and (kind is StageKind.TRAIN or scheduling.queue_delink)
 
 
@@ -60,7 +60,7 @@ def topology_by_affinity(scheduling: Scheduling) -> Topology | None:
 @dataclass(frozen=True)
 class Gang:
     """The PodGroup of a phase, and the fields by which its pods join it. All executions of the phase with the same
-    number of workers share one: two of them never run at once."""
+    number of workers share one PodGroup: two executions never run at once."""
 
     name: str
     api_version: str
@@ -71,7 +71,7 @@ class Gang:
 
 
 def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
-    """Return the gang of a stage; None if each pod gets a node by itself. A delink is one pod."""
+    """Return the gang of a stage; None if pods are scheduled one by one. A delink is one pod."""
     scheduling = job.spec.scheduling
     policy, seconds, priority = scheduling.gang.policy, scheduling.gang.timeout_seconds, scheduling.priority_class_name
     if policy == "None" or stage.kind is not StageKind.TRAIN:

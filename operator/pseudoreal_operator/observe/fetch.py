@@ -1,4 +1,4 @@
-"""Reading of the observed state that a pass needs from the API server."""
+"""Reads from the API server the state that a pass observes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ async def observe(
     listed: Callable[[int], None] = lambda _: None,
 ) -> Observed:
     """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
-    the bounds; objects of others that are, whatever their labels, are left out."""
+    the bounds; other objects beyond the bounds are skipped, whatever their labels."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: if a Job has ended, its pods, which are read later, tell how.
     found = _Found(uid)
@@ -105,8 +105,8 @@ class _Found:
         return False
 
     def skip(self, body: Json, reason: Unreadable) -> None:
-        """Count an object that is beyond the bounds. Raises Unreadable with its reason for a child of the job:
-        without this child a pass would decide wrongly."""
+        """Count an object that is beyond the bounds. Raises Unreadable with its reason if the object is a child of the
+        job: without this child a pass would decide wrongly."""
         if body["metadata"] and self.is_own(body):
             raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
 

@@ -38,7 +38,8 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _WORD_CHARACTERS = 128
 """Maximum number of characters of a reason, which is one word."""
 _MOST = {int: MOST_COUNT, float: 1e10}
-"""Largest numbers that are accepted. The bound of floats, which may be seconds, keeps dates before now valid."""
+"""Largest numbers that are accepted. Floats may be seconds, which are subtracted from the current time: with this bound
+the result is a valid date."""
 
 _MOST_EXECUTIONS = 2**31
 """Largest execution number that is accepted: no job has so many executions, and a status could not hold many more."""
@@ -205,7 +206,8 @@ def progress_of(line: str) -> ProgressReport | None:
 
 
 def _fits(part: ProgressReport | SavedCheckpoint) -> bool:
-    """Return whether its numbers fit a status. A number that does not would fail every pass over the job."""
+    """Return whether all numbers of the part fit a status. A number that does not fit would fail every pass over the
+    job."""
     numbers = [value for value in part.model_dump().values() if isinstance(value, int | float)]
     # Every comparison with NaN is false.
     return all(abs(value) <= _MOST[type(value)] for value in numbers) and part.step >= 0

@@ -15,7 +15,7 @@ from pseudoreal_operator.observe.view import LastReport
 QUIET_SECONDS = 20.0
 """Seconds without a report after which a pod is silent: pods report every few seconds."""
 UNHEARD_SECONDS = 60.0
-"""Seconds of silence of all pods after which their job's status says so."""
+"""Seconds of silence of all pods after which their job's status reports the silence."""
 LEAST_CUT_JOBS = 2
 """Minimum number of silent jobs for a fault of the network path."""
 
@@ -24,11 +24,11 @@ SOON_SECONDS = 1.0
 PROGRESS_SECONDS = 10.0
 """Seconds until a job is queued again after progress: as often as progress is written."""
 REQUEUES_PER_SECOND = 20.0
-"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before;
-with more of them, each pass waits longer."""
+"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before; the
+more jobs there are, the longer each pass waits."""
 LOG_SECONDS = 60.0
-"""Minimum seconds between two readings of the log of a silent pod. As long as the log has nothing new either, each
-wait is as long as the pod has been silent before."""
+"""Minimum seconds between two readings of the log of a silent pod. Each wait is also at least as long as the pod had
+been silent at the previous reading."""
 
 JobKey = tuple[str, str]
 """Namespace and uid of a job. Anyone may label a pod with the uid of a job in another namespace; reports of such a
@@ -62,7 +62,7 @@ class _RankZeroPod:
     """Newest progress in the log at that time; None: there was none."""
 
     def log_is_due(self, last_report: LastReport | None, now: datetime) -> bool:
-        """Return whether the pod is silent and its log was not read for long."""
+        """Return whether the pod is silent and its log was not read recently."""
         since = max(self.since, last_report.last) if last_report else self.since
         if (now - since).total_seconds() <= QUIET_SECONDS:
             return False
@@ -81,7 +81,7 @@ class _Followed:
     last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
-    """Time at which the last report of any of its pods arrived; None: none has."""
+    """Time at which the last report of any pod of the job arrived; None: no report has."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
 
@@ -124,7 +124,7 @@ class ReportStore:
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
         """Follow a job. `finish`: phases that are to end now, if they train. `requeue`: called with seconds when
-        reports require a pass. `members`: memberships in the stored status; pods are told no others."""
+        reports require a pass. `members`: memberships in the stored status; answers to pods contain no others."""
         followed = self._jobs.setdefault(job, _Followed())
         followed.finish, followed.requeue, followed.members = finish, requeue, members
 
@@ -246,7 +246,7 @@ class ReportStore:
         )
 
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
-        """Return the answer to a stored report, and note whether it tells the pod to finish its phase."""
+        """Return the answer to a stored report, and note whether it requests that the pod finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
         finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
         if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
@@ -261,7 +261,7 @@ class ReportStore:
 
 def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
     """Return whether so many jobs are silent together that the network path is at fault. If there are several
-    namespaces, one of them is not enough, so no tenant can pretend such a fault."""
+    namespaces, one of them is not enough, so that no tenant alone can simulate this fault."""
     namespaces = {namespace for namespace, _ in jobs}
     cut = [name for name in namespaces if jobs[name, True] > jobs[name, False]]
     silent = sum(jobs[name, True] for name in namespaces)

@@ -2,7 +2,7 @@
 
 A node reports when a container ended, the API server when a pod is to be gone, the Job controller when a Job ended.
 Their clocks may be hours off. A value that a pass finds for the first time was set before that pass, and after the last
-pass that did not find it. Without such passes, as after the operator's start, reported times are believed.
+pass that did not find it. Without such passes, as after the operator's start, reported times are trusted.
 """
 
 from collections.abc import Iterable

@@ -142,8 +142,8 @@ def phases_to_finish(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> fr
 
 
 def with_served(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status with the requests marked as served whose phases are complete. Ids that
-    the spec does not have any more are dropped, so that the list stays short."""
+    """Return the status with the FinishPhase requests of complete phases marked as served. Ids that the spec no longer
+    has are dropped, so that the list stays short."""
     complete = {phase.name for phase in status.phases if phase.state == "Complete"}
     done = {request.id for request in open_requests(spec, status, "FinishPhase") if request.phase in complete}
     served = [one.id for one in spec.requests if one.id in done or one.id in status.served_requests]

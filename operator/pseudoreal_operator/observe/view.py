@@ -49,7 +49,7 @@ class ChildJob:
     admitted: str | None = None
     """Time at which its queue last admitted it, in RFC 3339; None: no queue ever held it, or one holds it now."""
     start_time: str | None = None
-    """Time at which it was created, or last admitted by its queue, in RFC 3339."""
+    """Time at which the Job controller started it, or started it again after an admission by its queue, in RFC 3339."""
     uid: str = ""
     workers: int | None = None
     """Number of workers that it was created with; spare pods are not included."""
@@ -57,8 +57,8 @@ class ChildJob:
     """Last step of its phase and last step of the job, as known when it was created, as PHASE/JOB; None for a
     delink."""
     excludes_until: str | None = None
-    """Time until which its pods wait for nodes other than those that rejected pods, in RFC 3339; None: it excludes
-    no nodes."""
+    """Time until which its pods wait for nodes other than the excluded nodes, in RFC 3339; None: it excludes no
+    nodes."""
 
 
 class PodPhase(StrEnum):
@@ -79,13 +79,13 @@ class Termination:
     text: str
     """Termination message as Kubernetes has it, sanitized."""
     message: TerminationMessage | None
-    """Termination message parsed as that of a trainer; None if a trainer did not write it."""
+    """Parsed termination message; None if `text` is not a trainer's termination message."""
     finished: str = ""
 
 
 @dataclass(frozen=True)
 class Blocker:
-    """Reason and message that Kubernetes reports why a pod does not start: unschedulable, no image, ..."""
+    """Kubernetes' reason and message for a pod that does not start: unschedulable, no image, ..."""
 
     reason: str
     message: str
@@ -119,7 +119,7 @@ class Pod:
     """Time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339; None: it is
     not being deleted."""
     grace_seconds: int | None = None
-    """Grace period included in `leaves_by`."""
+    """Grace period included in `deletion_deadline`, in seconds."""
     sidecars: tuple[str, ...] = ()
     """Names of sidecars: containers that keep running after the trainer has ended, such as an injected proxy."""
     lingers: bool = False
@@ -165,19 +165,19 @@ class LastReport:
     pod: str
     """Name of the pod. A queue may take the pods of an execution back, and admit new ones later."""
     first: datetime
-    """Time of the pod's first report."""
+    """Time of the first of these reports."""
     last: datetime
     """Time of the pod's newest report."""
     report: PodReport
     """Newest report of the pod."""
     training_since: datetime | None = None
-    """Time at which a rank of the pod was first seen in a step, or past one; None: no rank was yet."""
+    """Time at which a rank of the pod was first seen in a step, or past one; None: no rank has been yet."""
     progressed: datetime | None = None
     """Time at which its steps were last seen to grow, or a save to be in progress; None: never."""
     log_unchanged: datetime | None = None
     """Time at which the log of the silent pod was last read and was the same as before; None: never."""
     told_to_finish: bool = False
-    """Whether the pod was told to end its phase."""
+    """Whether an answer to the pod has requested that it end its phase."""
 
     @property
     def restarted(self) -> InPlace | None:
@@ -192,9 +192,9 @@ class LastReport:
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations of a job in one pass. `existing`: (kind, name) of the children that exist. `foreign`: names of
-    objects that a deleted job of the same name left, and that the garbage collector has yet to remove. `orphans`:
-    names of the job's own pods that run without a Job."""
+    """Observations of a job in one pass. `existing`: (kind, name) of the children that exist. `objects_of_deleted_job`:
+    names of objects that a deleted job of the same name left, and that the garbage collector has yet to remove.
+    `orphans`: names of the job's own pods that run without a Job."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -215,7 +215,7 @@ class Observed:
     silent_since: datetime | None = None
     """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
     has_reported: bool = False
-    """Whether a report of its running pods ever arrived."""
+    """Whether any running pod of the job has reported since it started."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
 

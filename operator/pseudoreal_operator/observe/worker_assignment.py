@@ -20,7 +20,8 @@ _Numbered = TypeVar("_Numbered", Pod, LastReport)
 
 
 def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
-    """Return the memberships that the status records. In all other executions, each worker is the pod of its number."""
+    """Return the memberships that the status records. In all other executions, worker N is the pod with completion
+    index N."""
     known = status.spares
     if known is None:
         return {}

@@ -7,7 +7,7 @@ at once, with the reason NotNeeded.
 
 A status whose texts the API server rejects is written without them (`without_texts`), and then without figures: states
 and names must not wait. The sentence in place of a text contains a digest of the text, so the status itself remembers
-which texts were rejected: these are not tried again, and others are.
+which texts were rejected: only other texts are tried.
 """
 
 import hashlib

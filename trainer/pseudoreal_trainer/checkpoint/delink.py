@@ -79,8 +79,8 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
 
 
 def block_sources(before: Sequence[int | None], after: Sequence[int | None], what: str = "block") -> dict[int, int]:
-    """Return the new number -> the old number that the same layers used. Entry l of `before` and `after` is the number
-    used by layer l; None: layer l uses nothing of the kind.
+    """Return new number -> old number: the block, or the expert set, that the same layers used before. Entry l of
+    `before` and `after` is the number used by layer l; None: layer l uses nothing of the kind.
 
     Raises ValueError if the layers of one new number used several old numbers: then the new sharing does not refine the
     old sharing.
@@ -99,7 +99,7 @@ def block_sources(before: Sequence[int | None], after: Sequence[int | None], wha
 
 @dataclass(frozen=True)
 class _Change:
-    """Number of each block and expert set of the next phase -> the number that it is read from."""
+    """Number of each block and expert set of the next phase -> number of its source in this phase."""
 
     blocks: dict[int, int]
     experts: dict[int, int]
@@ -109,7 +109,8 @@ class _Change:
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
-        """Raises ValueError if the new sharing does not refine the old sharing."""
+        """Return the change from the sharing of `source` to `sharing`. Raises ValueError if the new sharing does not
+        refine the old sharing."""
         model = source.model
         before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
         had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))
@@ -213,7 +214,7 @@ _ANY_EXPERTS = experts_name(0)
 
 
 def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
-    """Return the counts of the next phase. Units whose moments are reset to zero start again at count 0."""
+    """Return the counts of the next phase. A unit with moments reset to zero starts again at count 0."""
     left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
     origins = {
         **{block_name(new): block_name(old) for new, old in change.blocks.items()},

@@ -67,7 +67,7 @@ class HeadCache:
         return [head for _, head in self._known.values()]
 
     def put(self, head: Head) -> None:
-        """Record a checkpoint that was committed, or whose manifest was replaced."""
+        """Record a checkpoint after its commit, or after its manifest was replaced."""
         try:
             self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
         except OSError:

@@ -1,4 +1,5 @@
-"""The chain of jobs that a job continues: the job that it names, the job that was named there, and so on.
+"""The chain of jobs that a job continues: the job named in its configuration, then the job named in that job's
+lineage.json, and so on.
 
 `<work directory>/lineage.json` keeps facts about a job that must outlive the deletion of its PseudoRealJob.
 """

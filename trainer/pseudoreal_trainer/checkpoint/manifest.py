@@ -236,7 +236,7 @@ class Head(ApiModel):
 
     @property
     def data_folder(self) -> str:
-        """Name of the checkpoint whose files hold the tensors."""
+        """Name of the checkpoint with the files that hold the tensors."""
         return self.name if self.link is None else self.link.folder
 
 

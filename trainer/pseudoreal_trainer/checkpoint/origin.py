@@ -24,14 +24,15 @@ class FreshStart:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint of this job in this phase. In a later phase, the oldest possible one is the delink's."""
+    """A checkpoint of this job in this phase. In a later phase, the oldest one is the checkpoint written by the
+    delink."""
 
     checkpoint: Reader
 
 
 @dataclass(frozen=True)
 class Continued:
-    """A checkpoint of another job, in the phase of the same name; spec.checkpoint.continueFrom leads to it."""
+    """A checkpoint of another job, in the phase of the same name, found through spec.checkpoint.continueFrom."""
 
     checkpoint: Reader
 

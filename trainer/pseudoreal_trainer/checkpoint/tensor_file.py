@@ -66,14 +66,15 @@ class TensorWriter:
         digested.result()
 
     def finish(self) -> FileDigest:
-        """Finish the file. Afterwards the file survives a crash of the machine."""
+        """Finish the file, as `Output.finish` does: its content then survives a crash of the machine."""
         assert self._size == self._expected, "all bytes of all tensors in the header were appended"
         self._file.finish()
         self.close()
         return FileDigest(sha256=self._digest.hexdigest(), size=self._size)
 
     def close(self) -> None:
-        """Discard the file if it was not finished."""
+        """Close the file. If it was not finished, it is incomplete on a file system and does not exist in object
+        storage."""
         self._thread.shutdown()
         self._file.close()
 

@@ -41,10 +41,10 @@ class RankWriter:
         (self._weights if kind == "weights" else self._moments).append(content)
 
     def finish(self) -> dict[str, FileDigest]:
-        """Finish both files. Afterwards they survive a crash of the machine."""
+        """Finish both files, as `Output.finish` does: their content then survives a crash of the machine."""
         return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
 
     def close(self) -> None:
-        """Discard files that were not finished."""
+        """Close both files. See `Output.close` for files that were not finished."""
         self._weights.close()
         self._moments.close()

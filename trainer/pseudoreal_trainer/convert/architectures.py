@@ -76,8 +76,8 @@ class Architecture:
 
 
 def architecture_of(model: Model, model_type: str | None = None) -> Architecture:
-    """Return the architecture that computes the model's function; with `model_type`, the one of that type. Raises
-    NotExportable, which names the field that no architecture supports."""
+    """Return the architecture that computes the model's function; if `model_type` is given, the architecture of this
+    type. Raises NotExportable, which names the field that no architecture supports."""
     _refuse(model.feed_forward.activation != "SwiGLU", "feedForward.activation", model.feed_forward.activation)
     _refuse(model.logit_soft_cap is not None, "logitSoftCap", model.logit_soft_cap)
     if model_type is not None:
@@ -102,7 +102,7 @@ def _llama(model: Model) -> Architecture:
 
 
 def _mistral(model: Model) -> Architecture:
-    """A Mistral without bias. Its window, if any, applies to every layer."""
+    """Return a Mistral without bias. Its window, if any, applies to every layer."""
     window = _one_window(model)
     _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
     _refuse_bias(model)
@@ -123,7 +123,8 @@ def _qwen3(model: Model) -> Architecture:
 
 
 def _olmo2(model: Model) -> Architecture:
-    """An OLMo 2. Its `post_attention_layernorm` is the post-norm of attention; a Llama's is the pre-norm of the MLP."""
+    """Return an OLMo 2. Its `post_attention_layernorm` is the post-norm of attention; a Llama's is the pre-norm of the
+    MLP."""
     _refuse(model.experts is not None, "experts", "set")
     _refuse(model.attention.window is not None, "attention.window", "set")
     _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
@@ -138,7 +139,7 @@ def _olmo2(model: Model) -> Architecture:
 
 
 def _mixture(model: Model) -> Architecture:
-    """A Qwen 3 MoE if queries and keys have norms, else a Mixtral."""
+    """Return a Qwen 3 MoE if queries and keys have norms, else a Mixtral."""
     experts = model.experts
     assert experts is not None, "`architecture_of` calls this for mixtures only"
     _refuse_bias(model)
@@ -156,8 +157,8 @@ def _mixture(model: Model) -> Architecture:
 
 
 def _one_prototype(model: Model, experts: MixtureOfExperts) -> Architecture:
-    """A Mixtral with one expert per token, whose weight Mixtral's normalization makes 1. A Mixtral has no capacity
-    limit: it also computes the tokens that our full experts refuse."""
+    """Return a Mixtral with one expert per token; Mixtral's normalization gives this expert the weight 1. A Mixtral has
+    no capacity limit: it also computes the tokens that our full experts refuse."""
     if experts.prototypes > 1:
         raise NotExportable(
             f"model.experts.prototypes is {experts.prototypes}, and a Mixtral has one router over all experts of a"

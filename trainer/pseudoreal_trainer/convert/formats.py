@@ -21,7 +21,7 @@ def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str], _: Op
 
 def write_dcp(source: Reader, folder: Path, tracked: Tracked[str], _: Options) -> None:
     """Write a folder for torch.distributed.checkpoint. Its index is a pickle, as the format requires; this project
-    reads none."""
+    itself reads no pickle."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -32,7 +32,7 @@ class Options:
     dtype: str | None = None
     """Type of the tensors; None: the checkpoint's type."""
     file_bytes: int = 5 * 10**9
-    """Most bytes of tensors per file; a larger tensor has a file of its own."""
+    """Maximum number of bytes of tensors per file; a larger tensor has a file of its own."""
     tokenizer: Source | None = None
     """The tokenizer to write; None: the byte tokenizer if the model was trained on text, else no tokenizer."""
 

@@ -44,8 +44,8 @@ class _Kind:
     epsilon: float = 1e-6
     base: float = 10_000.0
     window: Literal["None", "Always", "Switched", "ByLayer"] = "None"
-    """Always: sliding_window in every layer. Switched: the same, if use_sliding_window is set. ByLayer: in some
-    layers."""
+    """Always: sliding_window in every layer. Switched: in every layer, if use_sliding_window is set. ByLayer: in some
+    layers, if use_sliding_window is set."""
     window_size: int | None = 4096
     has_mlp_bias: bool = False
     """True if the entry mlp_bias exists; it says whether the MLP's matrices have a bias."""

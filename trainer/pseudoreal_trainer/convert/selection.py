@@ -17,9 +17,9 @@ Layers = tuple[int, ...]
 
 
 def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
-    """Return, for each block, the layers whose mean it starts from; if layers share only experts, for each set of
-    experts. Raises UnfitWeights if a block would start from a layer of another kind, dense or with experts, than the
-    layers that use it."""
+    """Return the origins of each block, or of each set of experts if layers share only experts: the layers that are
+    averaged into its initial weights. Raises UnfitWeights if a block would start from a layer of another kind, dense or
+    with experts, than the layers that use it."""
     used_by = groups_of_layers(sharing, model.layers)
     found = tuple(_chosen(origins, model.layers, sharing, used_by))
     if sharing.shares_experts_alone:

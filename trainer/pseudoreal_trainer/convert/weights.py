@@ -1,5 +1,5 @@
-"""The tensors of a Hugging Face checkpoint, under our names. Tensors that do not fit are rejected, and no tensor is
-ignored silently."""
+"""The tensors of a Hugging Face checkpoint, under our names. A missing, misshapen or unknown tensor is an error; only
+tensors that follow from others (rotary frequencies, a tied head) may be left over."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 _COMPUTED = ".rotary_emb.inv_freq"
 """Suffix of tensors that older releases of transformers saved and that follow from the config."""
 _MOST_NAMED = 5
-"""Most tensors that a message names."""
+"""Maximum number of tensors named in a message."""
 
 Theirs = tuple[str, ...]
 """`transformers` names of tensors; one of our tensors starts from their mean."""
@@ -69,7 +69,8 @@ class Weights:
     sources: Mapping[str, tuple[Theirs, ...]]
     """Our name of each tensor of the phase -> the tensors from which it starts: one mean, or one per expert."""
     blocks: tuple[tuple[int, ...], ...]
-    """For each block, the layers whose mean it starts from."""
+    """For each block, or for each set of experts if layers share only experts, the layers that are averaged into its
+    initial weights."""
 
     def read(self, name: str, begin: int, end: int, dtype: str) -> Array:
         """Return elements begin..end-1 of one of our flattened tensors. Raises InvalidJobError."""
@@ -135,7 +136,8 @@ class Weights:
             )
 
     def _is_implied(self, name: str) -> bool:
-        """Return True if the tensor follows from others. The head of tied embeddings is compared when it is read."""
+        """Return True if the tensor follows from others. A head beside tied embeddings is compared with the embedding
+        when the embedding is read."""
         return name.endswith(_COMPUTED) or name == HEAD
 
     def _read(self, theirs: str, begin: int, end: int, dtype: str) -> Array:

@@ -1,4 +1,4 @@
-"""Training text: the corpus, the order of its sequences, and a baseline for the loss.
+"""Training text: the corpus, the order of its sequences, their assignment to ranks, and a baseline for the loss.
 
-The assignment of sequences to ranks is in `training`.
+The loop that consumes the sequences is in `training`.
 """

@@ -9,8 +9,8 @@ Counts = NDArray[np.int64]
 
 _CHUNK = 1 << 20
 _MOST_CHUNKS = 16
-"""Most chunks that are counted, spread evenly over the training text: half a second on one core, during which the other
-ranks wait."""
+"""Maximum number of chunks that are counted, spread evenly over the training text: half a second on one core, during
+which the other ranks wait."""
 
 
 def order2_nats(train: Bytes, windows: Bytes) -> float:
@@ -45,15 +45,16 @@ def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
 
 
 def _chunks(length: int) -> list[range]:
-    """Return the parts of a text that are counted."""
+    """Return the byte ranges of a text that are counted: the whole text, or `_MOST_CHUNKS` chunks spread evenly over
+    it."""
     count = -(-length // _CHUNK)
     kept = range(count) if count <= _MOST_CHUNKS else [i * count // _MOST_CHUNKS for i in range(_MOST_CHUNKS)]
     return [range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, length)) for chunk in kept]
 
 
 def _counts(text: Bytes, chunks: list[range], order: int, contexts: NDArray[np.int64]) -> Counts:
-    """Return counts, [contexts, 256]: how often each byte follows each of these runs of `order` bytes. To bound memory,
-    the text is counted in chunks, and only for the given contexts."""
+    """Return counts, [contexts, 256]: how often each byte follows each context, a run of `order` bytes as encoded by
+    `_code`. To bound memory, the text is counted in chunks, and only for the given contexts."""
     others = len(contexts)
     rows = np.full(256**order, others)
     rows[contexts] = np.arange(others)

@@ -20,13 +20,13 @@ from pydantic import Field
 from pseudoreal_trainer.data.permutation import permute
 
 REQUEST_BYTES = 64 << 10
-"""Size of a block, unless a window is larger."""
+"""Maximum size of a block in bytes, unless a window is larger."""
 GROUP_BYTES = 16 << 20
-"""Size of a group, held in the source's cache."""
+"""Maximum size of a group in bytes, unless a block is larger. The source's cache holds one group."""
 
 Indices = NDArray[np.int64]
 _BLOCKS, _WINDOWS = 1, 2
-"""Last part of the key of the shuffle of blocks, and of the shuffles of windows."""
+"""Part of a shuffle's key: the shuffle of an epoch's blocks, or the shuffle of a group's windows."""
 
 
 class BlockOrder(ApiModel):
@@ -48,8 +48,8 @@ def order_of_objects(window_bytes: int) -> BlockOrder:
 
 
 def shuffled_by_blocks(numbers: Indices, samples: int, order: BlockOrder, seed: int, *key: int) -> Indices:
-    """Return the windows, out of `samples`, of the samples `numbers` of a source, [len(numbers)]. Every epoch has its
-    own order; `key` distinguishes sources of the same size."""
+    """Return the window index, below `samples`, of each of the samples `numbers` of a source, [len(numbers)]. Every
+    epoch has its own order; `key` distinguishes sources of the same size."""
     found = np.empty(len(numbers), np.int64)
     last = _groups(samples, order) - 1
     for rows, epoch, group in groups_of(numbers, samples, order):

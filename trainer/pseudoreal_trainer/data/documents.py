@@ -1,8 +1,9 @@
 """Statistics of documents within windows: the divisor of a step's loss, and the attention pairs. Pure.
 
-A document ends with the end-of-document token, and the next document starts right after it. Borders are therefore
-visible in the tokens, without an index of documents. A document cut by a window starts, or continues, at position 0 of
-the window. The last token of a document has no target: the first token of the next document does not follow from it.
+A document ends with the end-of-document token, and the next document starts right after it. Boundaries are therefore
+visible in the tokens, without an index of documents. A window may cut documents at both ends: its position 0 counts as
+the start of a document, even if it continues a document of the window before. The last token of a document has no
+target: the first token of the next document does not follow from it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,8 +34,8 @@ class Counts:
 
 
 def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Counts:
-    """Return the counts of windows, [n, T + 1], whose documents end with the token `end`, for layers with attention
-    windows of these sizes."""
+    """Return the counts of windows, [n, T + 1], for layers with attention windows of these sizes. `end`: the token that
+    ends documents."""
     lengths = document_lengths(windows, end)
     seen = {window: np.minimum(lengths, lengths if window is None else window) for window in sizes}
     pairs = {window: int((most * (2 * lengths - most)).sum()) for window, most in seen.items()}
@@ -42,7 +43,8 @@ def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Count
 
 
 def document_lengths(windows: Tokens, end: int) -> NDArray[np.int64]:
-    """Return the lengths in tokens of the parts of documents among the inputs of all windows, [n, T + 1], in order."""
+    """Return the length in tokens of each document, or part of one, among the inputs of the windows, [n, T + 1], in
+    order."""
     begins = np.ones((len(windows), windows.shape[1] - 1), np.bool_)
     begins[:, 1:] = windows[:, :-2] == end
     return np.diff(np.flatnonzero(begins), append=begins.size)

@@ -2,8 +2,8 @@
 
 Sample n comes from the source in slot n mod period: in every period each source has exactly its weight, and no list of
 samples is needed. The table is filled by earliest deadline first: the i-th sample (i = 0, 1, …) of a source with the
-share w/P of the samples may use the slots floor(i P/w) .. ceil((i + 1) P/w) - 1; among the samples whose slots have
-started, the one whose slots end first is taken. Such a table always exists for unit tasks on one machine (Liu and
+share w/P of the samples may use the slots floor(i P/w) .. ceil((i + 1) P/w) - 1; each slot takes, of the samples that
+may use it, the one with the earliest last slot. Such a table always exists for unit tasks on one machine (Liu and
 Layland 1973, "Scheduling algorithms for multiprogramming in a hard-real-time environment"; with these slots Baruah,
 Cohen, Plaxton and Varvel 1996, "Proportionate progress"). With it, every source deviates from its share by less than
 one sample in every prefix. Taking the source that is furthest behind does not ensure this: with the weights 12, 3, 1, 1
@@ -35,8 +35,8 @@ class Mixture:
     """Number of earlier slots with the same source, [period]."""
 
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        """For samples counted from the start of the mixture, return their sources, and their numbers among the samples
-        of their sources, both [len(samples)]."""
+        """Return, for samples counted from the start of the mixture, their sources, and their numbers among the samples
+        of their sources; both [len(samples)]."""
         periods, slots = np.divmod(samples, len(self.slots))
         sources = self.slots[slots]
         return sources, periods * np.array(self.weights)[sources] + self.ranks[slots]

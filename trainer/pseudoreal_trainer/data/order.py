@@ -21,13 +21,13 @@ class PhaseSamples:
     begin: int
     """Cursor at the start of the phase: the number of samples before it, over all sources and phases."""
     names: tuple[str, ...]
-    """The sources of its mixture."""
+    """Names of the mixture's sources."""
     mixture: Mixture
     before: Mapping[str, int]
     """Samples of each source before the phase; 0 for sources without an entry."""
 
     def locate(self, cursors: Numbers) -> tuple[Numbers, Numbers]:
-        """For cursors of the phase, return the sources, as indices into `names`, and the samples' numbers among all
+        """Return, for cursors of the phase, the sources, as indices into `names`, and the samples' numbers among all
         samples of their sources since the job's start; both [len(cursors)]."""
         assert cursors.min(initial=self.begin) >= self.begin, "no sample lies before the start of its phase"
         sources, numbers = self.mixture.locate(cursors - self.begin)
@@ -42,7 +42,8 @@ class PhaseSamples:
 
 def phase_samples(begin: int, weights: Mapping[str, int], before: Mapping[str, int]) -> PhaseSamples:
     """Return the samples of a phase that starts at the cursor `begin`. `weights`: weight of each source of its mixture.
-    `before`: samples consumed of each source before. Raises ValueError if the weights have too long a period."""
+    `before`: samples of each source consumed before the phase. Raises ValueError if the weights have too long a
+    period."""
     assert sum(before.values()) == begin, "the cursor counts the samples of all sources"
     return PhaseSamples(begin, tuple(weights), mixture([*weights.values()]), before)
 
@@ -64,7 +65,7 @@ def project_phases(first: PhaseSamples, ends: Sequence[tuple[int, Mapping[str, i
 
 
 def check_epochs(last: PhaseSamples, end: int, samples: Mapping[str, int], most: Mapping[str, int]) -> None:
-    """Check how often each source is read by the end of training. Raises InvalidJobError.
+    """Raise InvalidJobError if a source is read more often than its maxEpochs by the end of training.
 
     Called at the start of each phase, because a phase that ended early leaves more samples to the later ones. `last`:
     the last phase, if all phases before it run to their limits; `end`: the cursor at which it ends. `samples`: samples

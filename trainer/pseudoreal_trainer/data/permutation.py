@@ -23,7 +23,7 @@ def permute(indices: Words, count: int, *key: int) -> Words:
     """Return the image of each of `indices`, all below `count`, under the permutation. `key`: any numbers below
     2**64."""
     # An index outside of [0, n) may cycle outside forever: the loop below would not end.
-    assert not len(indices) or indices.max() < count, f"index {indices.max()} is not below {count}"
+    assert not len(indices) or indices.max() < count, f"every index is below {count}; the largest is {indices.max()}"
     half = max((max(count - 1, 1).bit_length() + 1) // 2, _LEAST_HALF_BITS)
     rounds = _round_keys(key)
     found = _encrypted(indices, half, rounds)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 AHEAD = 2
-"""Number of steps whose results are prepared in advance."""
+"""Number of steps prepared in advance."""
 
 T = TypeVar("T")
 
@@ -20,13 +20,13 @@ class Prefetch(Generic[T]):
     owns it: nothing is shared. Resources used by `make`, such as files, belong to the thread until `close` has
     returned.
 
-    If the context ends with an exception, it does not wait for the thread: a read may hang for as long as a server does
-    not answer, and would delay the report of the error.
+    If the context ends with an exception, `__exit__` does not wait for the thread: a read may hang for as long as a
+    server does not answer, which would delay the report of the error.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, stride: int, ahead: int = AHEAD) -> None:
-        """`make`: takes a cursor. `first`: the first cursor. `stride`: distance between cursors. `ahead`: most results
-        that are kept ready."""
+        """`make`: takes a cursor. `first`: the first cursor. `stride`: distance between cursors. `ahead`: maximum
+        number of results kept ready."""
         self._make, self._next, self._stride, self._ahead = make, first, stride, ahead
         self._ready: deque[T] = deque()
         self._error: BaseException | None = None
@@ -39,9 +39,9 @@ class Prefetch(Generic[T]):
         self._thread.start()
 
     def take(self, cursor: int) -> T:
-        """Return the result for `cursor`, which must be the next one. Raises the error of `make`, now and at every
-        later call."""
-        assert cursor == self._next, (cursor, self._next)
+        """Return the result for `cursor`, which must be the next one. If `make` failed, raises its error after all
+        earlier results were taken, at this and every later call."""
+        assert cursor == self._next, f"results are taken in order: next is {self._next}, not {cursor}"
         begin = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._error or self._closed)
@@ -69,7 +69,7 @@ class Prefetch(Generic[T]):
                 with self._changed:
                     self._ready.append(made)
                     self._changed.notify_all()
-                del made
+                del made  # the caller owns the result; this frame would keep it alive while it waits for room
         except BaseException as error:
             with self._changed:
                 self._error = error

@@ -1,5 +1,5 @@
-"""Samples of a mixture of sources: where the samples of each step lie, in the order given by `order`, and reading
-them."""
+"""Samples of a mixture of sources: where the samples of each step lie, in the order given by `order`, and how the
+samples are read."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 @dataclass(frozen=True)
 class Source:
-    """Token files as samples: windows of `sequence` tokens without overlap, each with one token more, the target of its
-    last position."""
+    """Token files as samples: windows of `sequence` + 1 tokens, one from each multiple of `sequence` on. The last token
+    of a window is only a target; it is the first input of the next window."""
 
     name: str
     reader: TokenReader
@@ -39,14 +39,14 @@ class Source:
         return self.read(numbers, self.places(numbers))
 
     def places(self, numbers: Indices) -> Indices:
-        """Return the windows of the samples with these numbers, [len(numbers)]."""
+        """Return the window indices of the samples with these numbers, [len(numbers)]."""
         key = _key(self.name)
         if self.order is None:
             return shuffled(numbers, self.samples, self.seed, key)
         return shuffled_by_blocks(numbers, self.samples, self.order, self.seed, key)
 
     def read(self, numbers: Indices, places: Indices) -> Tokens:
-        """Return the samples with these numbers, whose windows are `places`, [len(numbers), sequence + 1]."""
+        """Return the samples with these numbers and the window indices `places`, [len(numbers), sequence + 1]."""
         if self.order is None:
             return self._at(places)
         found = np.empty((len(numbers), self.sequence + 1), np.int32)
@@ -73,7 +73,7 @@ class Places:
     numbers: Indices
     """Number of each sample among all samples of its source, [n]."""
     windows: Indices
-    """Window of each sample in its source, [n]."""
+    """Window index of each sample in its source, [n]."""
 
     def part(self, first: int, end: int) -> "Places":
         return Places(self.origins[first:end], self.numbers[first:end], self.windows[first:end])
@@ -113,7 +113,7 @@ class MixedStream:
 
 
 AT_ONCE = 4096
-"""Samples located at once, in whole steps; at least the samples of one step."""
+"""Maximum number of samples located in one call, in whole steps; a larger step is located alone."""
 
 Step = Mapping[Part, Places]
 
@@ -155,8 +155,8 @@ class StepOrder:
 def open_source(
     name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1, sources: int = 1
 ) -> Source:
-    """Open the source `name`. Raises InvalidJobError if the files have tokens outside the vocabulary, have too few
-    tokens for a sample, or are packed for another length.
+    """Open the source `name`. Raises InvalidJobError if the files state a larger vocabulary, have too few tokens for a
+    sample, or are packed for another length.
 
     `vocabulary`: number of tokens that the model knows. `ranks`: data ranks that share the samples; affects only the
     sizes of requests. `sources`: number of all sources that are read; they share the limit of open files.

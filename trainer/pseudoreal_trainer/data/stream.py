@@ -1,5 +1,5 @@
 """The order of samples. A sample is determined by one global cursor, the number of samples consumed since the job's
-start: no number of ranks, restart or change of phase repeats or skips a sample. Pure."""
+start: restarts, changes of phase and other numbers of ranks neither repeat nor skip a sample. Pure."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Stream:
         return (len(self.text) - 1) // self.sequence
 
     def windows_at(self, first: int, end: int) -> Indices:
-        """Return the windows of the samples at the cursors first..end-1, [end - first]."""
+        """Return the window indices of the samples at the cursors first..end-1, [end - first]."""
         return shuffled(np.arange(first, end), self.samples, self.seed)
 
     def windows(self, first: int, end: int) -> Bytes:
@@ -39,8 +39,8 @@ class Stream:
 
 
 def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
-    """Return the windows, out of `samples`, of the samples `numbers` of a text, [len(numbers)]. Every epoch has its own
-    order; `key` distinguishes texts of the same size."""
+    """Return the window index, below `samples`, of each of the samples `numbers` of a text, [len(numbers)]. Every epoch
+    has its own order; `key` distinguishes texts of the same size."""
     epochs, positions = np.divmod(numbers, samples)
     found = np.empty(len(numbers), dtype=np.int64)
     for epoch in np.unique(epochs).tolist():
@@ -50,8 +50,8 @@ def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
 
 
 def spread_starts(tokens: int, sequence: int, most: int) -> Indices:
-    """Return the starts of at most `most` windows for validation, spread evenly over a text, without overlap; always
-    the same ones."""
+    """Return the index of the first token of each of at most `most` windows for validation, spread evenly over a text,
+    without overlap. The same arguments always give the same windows."""
     available = (tokens - 1) // sequence
     count = min(most, available)
     return np.arange(count) * available // count * sequence
@@ -66,7 +66,7 @@ def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
 def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[Part]:
     """Return the cursors of a rank's samples, for each micro-batch of the step that starts at `cursor`.
 
-    A rank's part is empty if a micro-batch has fewer sequences than there are ranks.
+    Parts may be empty: a micro-batch can have fewer sequences than there are ranks.
     """
     width = batch.sequences // batch.micro_batches
     begins = range(cursor, cursor + batch.sequences, width)

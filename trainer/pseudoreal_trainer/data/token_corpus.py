@@ -24,7 +24,8 @@ _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy
 class TokenCorpus:
     sources: Mapping[str, Source]
     sets: Mapping[str, Tokens]
-    """Validation windows by the name of their set, [W, T + 1] each. The first set is the job's."""
+    """Validation windows by the name of their set, [W, T + 1] each. The loss of the first set is the job's validation
+    loss."""
     tokenizer: Tokenizer | None
     """The tokenizer of all sources; None: the job does not name it."""
     identity: CorpusIdentity
@@ -32,7 +33,7 @@ class TokenCorpus:
     end_of_document: int | None = None
     """The token that ends documents, within which tokens attend; None: tokens attend in whole sequences."""
     packed: tuple[str, ...] = ()
-    """Names of the sources and sets whose documents are packed into rows."""
+    """Names of the sources and sets with documents packed into rows."""
 
     @property
     def tokens(self) -> int:
@@ -82,7 +83,8 @@ def _end_of_document(
 
 
 def _common(stated: Sequence[tuple[str, int | None]]) -> int:
-    """Return the end token on which all agree. `stated`: name of each source of a statement, and its token."""
+    """Return the end token that all statements agree on. Raises InvalidJobError if one is missing, or two differ.
+    `stated`: name of each source of a statement, and its token."""
     first, end = stated[0]
     for name, other in stated:
         if other is None or end is None:

@@ -1,4 +1,4 @@
-"""Activation offload: inputs of positions that wait on the host for their backward pass, if the phase asks for it."""
+"""Activation offload: keeps inputs of positions on the host until their backward pass, if the phase asks for it."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ class _Stashed:
     shape: torch.Size
     buffer: Tensor
     done: Event
+    """Event after which the buffer holds the input."""
 
 
 class ActivationOffload:
@@ -118,7 +119,6 @@ class ActivationOffload:
             self._release_oldest()
 
     def _release_oldest(self) -> None:
-        # `moving` owns the tensor until it is copied; with `popleft().done` as argument of `synchronize`, nothing would
-        # own it.
+        # `moving` owns the tensor until it is copied; with `synchronize(popleft().done)`, nothing would own it.
         moving = self._leaving.popleft()
         synchronize(moving.done)

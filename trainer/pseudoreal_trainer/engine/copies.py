@@ -28,8 +28,8 @@ class PendingAllGather:
     """Hierarchical all-gather of a unit in flight: first across replicas, then within this replica.
 
     A stage whose group has one rank is skipped. On a GPU the second stage is launched at once, as its stream waits for
-    the first. On a CPU the calling thread would wait, and would not come to work that another pipeline rank needs.
-    There the second stage starts when `can_launch_second` says so, or where the plan needs the copy. All ranks launch
+    the first. On a CPU the calling thread would wait, and meanwhile could not do work that another pipeline rank needs.
+    There the second stage starts once `can_launch_second` is true, or where the plan needs the copy. All ranks launch
     second stages in the order of the first stages.
     """
 
@@ -103,7 +103,9 @@ class _Copy:
     event: Event
     fetch: Fetch
     begin: int
+    """Start of the fetch, in nanoseconds of time.perf_counter_ns."""
     finished: bool = False
+    """Whether the compute stream waits for the fetch, so that passes may use the copy."""
 
 
 class Copies:
@@ -123,15 +125,16 @@ class Copies:
         self._half_launched: deque[tuple[int, PendingAllGather]] = deque()
         """Units with all-gathers whose second stage has not started, in plan order."""
         self._unread: dict[int, None] = {}
-        """Units whose disk read has not started because they are still being updated. A disk thread that waited for an
-        update would be missing for that very update."""
+        """Units whose disk read has not started because they are still being updated. A disk thread must not wait for
+        an update: the update itself needs disk threads."""
         self._wanted: dict[tuple[int, int], bool] = {}
-        """(position, unit of a group of its experts) -> whether tokens were routed to the group."""
+        """(position, unit with a group of the position's experts) -> whether tokens were routed to the group."""
         self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
+        """Address of an occupied slot -> the unit in it."""
         self._dropped: Event = None
         """Event recorded after the newest drop of a copy, in any pool. The allocator may give the dropped shard's
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
@@ -153,9 +156,9 @@ class Copies:
         """Start a fetch as soon as its unit is updated and, if its home is a disk, read.
 
         Passes of units with a working copy continue meanwhile; only the use of this unit's weights waits. This cannot
-        deadlock: a fetch starts at the latest where the plan needs its copy, on all ranks in one order. There it waits
-        for an update, which waits for nothing that this thread has yet to do. The fetch of a cross-stage unit starts
-        here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
+        deadlock: a fetch starts at the latest where the plan needs its copy, in one order on all ranks. There it waits
+        for an update, and no update waits for anything that this thread has yet to do. The fetch of a cross-stage unit
+        starts here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
         """
         if not self._is_wanted(record):
             self._skipped_fetches.add(record.unit)

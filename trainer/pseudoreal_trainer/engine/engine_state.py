@@ -41,7 +41,7 @@ class MemoryReport:
     """Bytes of memory that a rank holds for its units."""
 
     state: dict[Purpose, int]
-    """Bytes kept between steps, in all homes together, without the window and the buffers on the way to and from it."""
+    """Bytes kept between steps, in all homes together, without the window and without buffers that units share."""
     pinned_arena: int
     """Bytes of the host arena through which state crosses the bus; pinned if there is a GPU."""
     pinned: int

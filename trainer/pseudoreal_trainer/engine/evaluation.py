@@ -2,7 +2,7 @@
 
 Text is generated in any layout and with any homes. Each token takes one evaluation of all prompts, each prompt in a
 pass as long as a training sequence, like the windows of a validation. So generation needs no more memory than
-validation, compiles and tries no other shape, and the same weights generate the same tokens on any number of ranks.
+validation and no kernels for another shape, and the same weights generate the same tokens on any number of ranks.
 Padding after a prompt's last token cannot affect that token: attention is causal, and a full expert has accepted
 earlier tokens.
 """
@@ -23,15 +23,15 @@ class AssignedSequence:
     """A sequence that a data rank evaluates in a run of the engine."""
 
     index: int
-    """Index of the sequence."""
+    """Index among all sequences. Ranks with fewer sequences than others repeat the last one."""
     counts: bool
     """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
     collectives."""
 
 
 def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
-    """Yield the sequences of one of `data` ranks, at most `at_once` per run. Every rank has as many runs, and as many
-    sequences in each. Each of the `count` sequences counts on one rank."""
+    """Yield the sequences of one of `data` ranks, at most `at_once` per run. All ranks have the same number of runs and
+    of sequences per run. Each of the `count` sequences counts on one rank."""
     own = [first + data_rank for first in range(0, count, data)]
     for begin in range(0, len(own), at_once):
         yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
@@ -96,6 +96,6 @@ def _next_tokens(
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
-    # Each entry is zero on all ranks but one: the sum shares out the drawn tokens.
+    # Each entry is zero on all ranks but one: the sum gives all ranks the drawn tokens.
     tokens: list[int] = groups.ranks.sum_(drawn).tolist()
     return tokens

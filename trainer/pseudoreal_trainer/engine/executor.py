@@ -56,9 +56,9 @@ _AHEAD = 2
 
 
 class StepExecutor:
-    """Executes plans on one rank, with the parts that the records are for: working copies, passes, messages, gradients.
+    """Executes plans on one rank: hands each record to its component (working copies, passes, messages, gradients).
 
-    All ranks execute plans of one step at the same time.
+    All ranks execute their plans of a step at the same time.
     """
 
     def __init__(
@@ -179,7 +179,8 @@ class StepExecutor:
             run.probe.measure(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
-        """Warm up passes of new shapes, then allocate the host memory that depends on the batch, unless it exists.
+        """On the GPUs of a pipeline, warm up passes of new shapes; then allocate the host memory that depends on the
+        batch, unless it exists.
 
         Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
         """

@@ -2,8 +2,8 @@
 
 A rank computes attention, router and shared experts for its own tokens. A row is a token's copy for one of its experts.
 Dispatch sends rows to the ranks of their experts, combine sends the experts' outputs back, and the token's rank applies
-the routing weights. A backward pass needs products of gradients with expert outputs. These products are formed at the
-experts, so that the outputs need not travel again.
+the routing weights. A backward pass needs products of gradients with expert outputs. The ranks of the experts compute
+these products, so that the outputs need not travel again.
 """
 
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class _GroupPass:
 
 @dataclass
 class _ArrivedRows:
-    """Rows of a micro-batch at this rank's experts, in one direction, from the first group of experts to the last."""
+    """Rows of a micro-batch at this rank's experts, in one direction, while the groups of experts compute."""
 
     arrivals: Tensor
     """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""
@@ -86,7 +86,7 @@ class _State:
 
     counts: dict[Key, RowCounts] = field(default_factory=dict)
     routed: dict[Key, RoutedTokens] = field(default_factory=dict)
-    """Passes up to the experts, until `Forward` adds up; with a graph if graphs are kept."""
+    """Passes up to the experts, until `Forward` adds the experts' outputs; with a graph if graphs are kept."""
     inputs: dict[Key, tuple[Tensor, RouterStatistics | None]] = field(default_factory=dict)
     """For passes that keep their graph: the input, [B, T, H], and the router statistics, until the row counts are
     known."""

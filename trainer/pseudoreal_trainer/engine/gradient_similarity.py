@@ -1,8 +1,9 @@
 """Gradient-similarity probe: measures, in one training step, the gradients of single layers that share blocks.
 
-A layered backward pass completes each layer's gradient by itself. Only statistics are kept: squares of each tensor's
-gradient, for the blocks of this phase and of the next, and cosines between neighbouring layers (Yang et al., "Speeding
-up deep learning training by sharing weights and then unsharing", arXiv 2110.03848: the adaptive rule).
+The probe accumulates the gradient of each layer separately, until the layer's last micro-batch. Only statistics are
+kept: squares of each tensor's gradient, for the blocks of this phase and of the next, and cosines between neighbouring
+layers (Yang et al., "Speeding up deep learning training by sharing weights and then unsharing", arXiv 2110.03848: the
+adaptive rule).
 
 Each data rank holds one shard of each gradient, each pipeline rank the gradients of its own layers. The statistics of
 all ranks are summed once, at the end.
@@ -238,8 +239,8 @@ class GroupSquares:
         return self._own[unit].shard_length(self._groups.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
-        """Return the sums of squares of one unit's gradient, over this data rank's shard: [sums of the whole group],
-        float64. `gradient`: [shard]."""
+        """Return the sums of squares of one unit's gradient over this data rank's shard, float64: one entry per sum of
+        the group, 0 for parts outside the shard. `gradient`: [shard]."""
         parameters = self._parameters[group]
         layout = self._groups.layout
         shard = self._own[unit].shard(layout.data_part(unit, self._groups.ranks.rank), layout.data_holders(unit))
@@ -265,9 +266,10 @@ def _offsets(parameters: Sequence[Parameter]) -> list[int]:
 
 
 class NeighbourCosines:
-    """Products of the gradients of neighbouring layers of a block or of experts, from which their cosines follow.
+    """Dot products of the gradients of neighbouring layers of a block or of experts, from which their cosines follow.
 
-    A layer is compared when it is finished, with the next layer above that uses its units, which was finished before.
+    Once a layer's gradient is finished, it is compared with the gradient of the next layer above that uses the same
+    units, which was finished before.
     """
 
     def __init__(self, groups: ProcessGroups) -> None:
@@ -276,13 +278,13 @@ class NeighbourCosines:
         """(position, unit) -> gradient of the next layer above with this unit, if that layer is on this rank,
         [shard]."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
-        """Sends in flight, with their gradients, which keep their memory until then."""
+        """Sends in flight, with their gradients: the memory of a gradient must stay until its send is done."""
         pairs = [p for p in range(1, groups.layout.head) if groups.layout.position_above(p) is not None]
         self._rows = {position: row for row, position in enumerate(pairs)}
         """Position of the lower layer of a pair -> row of `products`."""
         self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=groups.device)
-        """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper gradient, and their
-        product, of this data rank's shard. Zeros if the lower layer is on another pipeline rank."""
+        """[pairs, 3], lowest layers first: squared norm of the lower gradient, squared norm of the upper gradient, and
+        their dot product, over this data rank's shard. Zeros if the lower layer is on another pipeline rank."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """Add the gradient of one of the position's units, [shard]. Positions come from the top down, and the units of
@@ -332,7 +334,7 @@ def _waiting(groups: ProcessGroups, what: str) -> AbstractContextManager[object]
 
 
 def _cosine(left: float, right: float, product: float) -> float:
-    """Return the cosine of two vectors. `left`, `right`: their squares; `product`: their dot product."""
+    """Return the cosine of two vectors. `left`, `right`: their squared norms; `product`: their dot product."""
     if not all(map(isfinite, (left, right, product))):
         return nan
     return product / sqrt(left * right) if left > 0 and right > 0 else 0.0

@@ -197,9 +197,9 @@ class Agreement:
     norm: float
     """L2 norm of the whole gradient; 0 unless clipping is global."""
     stop: bool
-    """Whether any rank was asked to stop."""
+    """Whether a stop was requested on any rank."""
     finish: bool
-    """Whether any rank was asked to end the phase."""
+    """Whether the end of the phase was requested on any rank."""
     z_loss_sum: float | None = None
     """z-loss summed over all tokens of the batch, in nats; None without z-loss."""
     skipped: tuple[int, ...] = ()
@@ -209,6 +209,7 @@ class Agreement:
 
     @property
     def trains(self) -> bool:
+        """Whether loss and norm are finite; if not, the step updates nothing."""
         return math.isfinite(self.loss_sum) and math.isfinite(self.norm)
 
 
@@ -217,7 +218,7 @@ class UpdateTerms:
     """Terms of a unit's update, the same on all ranks that hold a part of the unit."""
 
     factor: float
-    """Clip factor of the gradient."""
+    """Clip factor of the gradient, at most 1."""
     idle: tuple[range, ...] = ()
     """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
@@ -263,12 +264,13 @@ class ReductionThread:
         self, record: Agree, losses: Losses | None, statistics: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
-        `statistics`: router statistics as in `request_final_agreement`; empty if that follows."""
+        `statistics`: router statistics as in `request_final_agreement`; empty if that call follows."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree(record, losses, statistics, computed, (stop, finish)))
 
     def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
-        """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
+        """Enqueue the computation of the terms of the unit's update; the future yields None if the update is
+        skipped."""
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
@@ -361,8 +363,8 @@ class ReductionThread:
         return sum(self._square_to_count(unit, square) for unit, square in self._squares.items())
 
     def _square_to_count(self, unit: int, square: float) -> float:
-        """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
-        it."""
+        """Return this rank's summand of the squared norm: if all holders have the whole gradient, only the first one
+        counts it."""
         return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
 
     def _update_terms(self, unit: int) -> UpdateTerms | None:
@@ -399,7 +401,7 @@ class ReductionThread:
         return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
     def _square_of_unit(self, unit: int) -> float:
-        """Return the squared norm of the unit's gradient; only of this rank's part where no other rank needs it."""
+        """Return the squared norm of the unit's gradient; without clipping and skipping, of this rank's part only."""
         square = self._squares.pop(unit)
         # Layout and settings are the same on all ranks that use the unit, so all of them or none reach the collective.
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
@@ -500,7 +502,7 @@ class UpdateThread:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
-            # Before this update is done: a later gradient that waits for it takes the bounce buffer.
+            # Before this future completes: a later gradient waits for the future, then takes this bounce buffer.
             self._store.states[record.unit].drop_gradient()
             return None
         if capture is not None:

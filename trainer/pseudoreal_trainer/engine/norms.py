@@ -2,7 +2,7 @@
 
 On the CPU, torch adds up all elements of a float32 vector in a few accumulators. Each term is rounded to the resolution
 of its accumulator, which gets coarser with the length of the vector: the norm of 2^28 elements is 2 % too small. The
-error depends on how many ranks share the vector. GPUs add up by blocks.
+error depends on how many ranks share the vector. GPUs add up in blocks, where the error stays small.
 """
 
 import torch

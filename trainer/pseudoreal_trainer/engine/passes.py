@@ -35,7 +35,7 @@ class Batch(Protocol):
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
-        Called once per run."""
+        Called once per micro-batch and run."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Training:
     rate: float
     """Learning rate."""
     stop: bool
-    """Whether this rank was asked to stop."""
+    """Whether a stop was requested on this rank."""
     finish: bool = False
-    """Whether this rank was asked to end the phase."""
+    """Whether the end of the phase was requested on this rank."""
     ignored: int = 0
     """Tokens without a target, because they end documents."""
 
@@ -129,8 +129,8 @@ class PlanRun:
 class TokenBuffer:
     """Host memory for the tokens of all micro-batches of a run.
 
-    It is pinned, because only then a copy does not wait for all passes launched so far. Without a GPU, tokens are used
-    where they are, and nothing is prepared.
+    Pinned, because a copy from pageable memory would wait for all passes launched so far. Without a GPU, tokens are
+    used where they are, and nothing is prepared.
     """
 
     def __init__(self, streams: Streams, device: torch.device, memory: Allocator) -> None:
@@ -321,7 +321,7 @@ class Passes:
         return self.modules.router_statistics(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
-        """Return a context whose kernels are traced under the record."""
+        """Return a context that traces the kernels launched in it under the record."""
         return self.trace.gpu_span(lane, record, self.streams)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
@@ -349,8 +349,8 @@ class Passes:
     def documents(self, run: PlanRun, m: int) -> Documents | None:
         """Return the documents of a micro-batch; None if attention spans whole sequences.
 
-        Each pipeline rank finds them in the token ids, at two or four bytes per token. A message instead would be one
-        more that passes can wait for.
+        Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
+        a message for passes to wait for.
         """
         if self.end_of_document is None:
             return None

@@ -73,7 +73,7 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
     counts [experts]: sums of whole numbers, independent of the order of ranks and micro-batches.
     """
     tokens = counts.double()
-    # Whole numbers on both sides: the mean itself would be rounded.
+    # Not mean against tokens: sum and n * tokens are exact whole numbers, while the mean would be rounded.
     signs = (tokens.sum() - len(tokens) * tokens).sign()
     return rate * (signs - signs.mean())
 

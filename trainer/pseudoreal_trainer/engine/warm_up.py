@@ -27,8 +27,8 @@ class WarmUp:
         """Shapes of micro-batches for which passes were run on zeros."""
 
     def run(self, batch: Batch, plan: RankPlan) -> None:
-        """Run the passes on zeros, for each shape of the plan for which they have not run. Binds other weights to
-        modules and forgets the previous bindings."""
+        """Run the passes on zeros, for each new shape of the plan. Binds other weights to modules and forgets the
+        previous bindings."""
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
         shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done

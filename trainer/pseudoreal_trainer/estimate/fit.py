@@ -63,7 +63,7 @@ def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: Hardw
 
 
 def activations_fit(config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile) -> bool:
-    """Return True if activations alone fit the phase's budget and the machine, wherever the state lives."""
+    """Return True if the device bytes of activations alone fit the phase's budget and the machine."""
     bounds: list[Bounds] = [
         budget_bounds(config.offload.budget),
         room(layout, sizes, profile, config.precision.compute),

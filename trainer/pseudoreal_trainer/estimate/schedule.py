@@ -9,8 +9,6 @@ _DAY = 86_400
 
 @dataclass(frozen=True)
 class PhaseDuration:
-    """Duration of a phase."""
-
     name: str
     steps: int
     tokens_per_step: int

@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
         self.query_norm, self.key_norm = _norm(spec, query), _norm(spec, key)
         self.window = spec.attention.window.size if spec.attention.window else None
-        self.attend_within = attend_within
+        self.attend_within = attend_within  # an attribute, so that torch.compile can be kept out of it
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None = None

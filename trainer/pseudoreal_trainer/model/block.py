@@ -76,7 +76,7 @@ class Block(nn.Module):
     ) -> RoutedTokens:
         """Run `forward` up to the experts, for experts on other ranks. `decision`: routing decision of an earlier pass.
         There must be no norm after the experts: its backward pass would need the experts' outputs again."""
-        assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with spread experts"
+        assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with expert ranks or groups"
         hidden = self._attend(hidden, rotation, mask, documents)
         features = _normalize(self.ffn_norm, hidden)
         routes = self.experts.routes(self.router(features), statistics, documents, decision)

@@ -5,10 +5,10 @@ experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). 
 per token (arXiv 2401.04088). There is no auxiliary loss for balance: M6-T trained better without one.
 
 An expert accepts at most its capacity of the tokens of each sequence, the earliest ones (Switch, arXiv 2101.03961,
-counts over a whole batch). Counted in each sequence, it does not matter how a batch is cut into micro-batches and
-ranks. The capacity holds in evaluation, too: evaluation measures the model as it was trained, and no token depends on a
-later one. If attention stays within documents, the capacity counts in each document. A document then computes the same
-as in a row of its own.
+counts over a whole batch). Because tokens are counted in each sequence, the cut of a batch into micro-batches and ranks
+does not matter. The capacity holds in evaluation, too: evaluation measures the model as it was trained, and no token
+depends on a later one. If attention stays within documents, the capacity counts in each document. A document then
+computes the same as in a row of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,14 +44,14 @@ class RouterStatistics:
     so they travel with the pass, and a recomputed pass counts once."""
 
     OTHERS: ClassVar = 3
-    """Number of sums after the sums of single experts: tokens refused, entropy, auxiliary loss."""
+    """Number of sums after the sums of single experts: refused choices, entropy, auxiliary loss."""
 
     sums: Tensor
     """Zeros, [experts + OTHERS], float64. The gradient is how often each expert was chosen, how many of these choices
     were refused by a full expert, the entropy of the router's probabilities in nats, summed over choices, and the
     auxiliary loss, summed over tokens."""
     divisor: int
-    """Tokens of the whole batch, by which auxiliary losses are divided before the backward pass."""
+    """Number of tokens in the whole batch; the backward pass divides auxiliary losses by it."""
     choices_of_step: Callable[[], Tensor]
     """Returns how often all tokens of the batch choose each expert of the layer, [experts]. Called in backward passes
     only: the counts are known once all forward passes through the layer are done."""
@@ -153,7 +153,7 @@ class RoutingDecision:
     counts: Tensor
     """Number of tokens that each expert accepts: for prototypes [P, n], for top k [experts]."""
     unbiased_counts: Tensor | None = None
-    """How often each expert would be chosen without a balancing bias, [experts]; None: no loss needs it."""
+    """How often each expert would be chosen without a balancing bias, [experts]; None: no loss needs these counts."""
 
 
 @dataclass
@@ -191,8 +191,8 @@ class Experts(StackedFeedForward):
     ) -> Tensor:
         """Return the sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H].
 
-        `documents`: the capacity counts in each of them; None: in whole sequences. `saved`: routing decision, made by
-        this pass unless it was made before.
+        `documents`: the capacity is counted in each document; None: in whole sequences. `saved`: routing decision, made
+        by this pass unless it was made before.
         """
         saved = saved or SavedDecision()
         routes = self.routes(logits, statistics, documents, saved.decision)
@@ -229,8 +229,8 @@ class Experts(StackedFeedForward):
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
         orders = self._orders(decision, counts)
-        # One prototype at a time: each token is in it at most once, so no sum in the backward pass depends on a GPU's
-        # threads.
+        # One prototype at a time: each token is at most once in `order`, so no sum in the backward pass depends on the
+        # order of a GPU's threads.
         return torch.cat([tokens.index_select(0, order) for order in orders])
 
     def row_weights(self, routes: Routes, counts: Sequence[int]) -> Tensor:

@@ -23,8 +23,8 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, rows: Tensor, ends: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return [rows, inputs], rows of the first expert first -> [rows, outputs]. `ends`: end of each expert's rows,
-        [E], int32; `sizes`: numbers of rows, on the host."""
+        """Apply each expert's layer to its rows: [rows, inputs] -> [rows, outputs]; rows of the first expert come
+        first. `ends`: end of each expert's rows, [E], int32; `sizes`: numbers of rows, on the host."""
         is_grouped = self.bias is None and can_group(rows, self.weight)
         out: Tensor = _GroupedLinear.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
         return out

@@ -8,8 +8,8 @@ from pseudoreal_trainer.model.layers import rms_norm
 
 
 def _embedding(spec: ModelSpec) -> nn.Embedding:
-    """Return an embedding whose weights are set later. torch's constructor would draw weights, and on the meta device
-    it would import its compiler to do so, which takes seconds."""
+    """Return an embedding with uninitialised weights, for the caller to set. torch's constructor would draw weights,
+    and on the meta device it would import its compiler to do so, which takes seconds."""
     matrix = torch.empty(spec.vocabulary_size, spec.hidden_size)
     made: nn.Embedding = nn.Embedding.from_pretrained(matrix, freeze=False)
     return made
@@ -41,7 +41,7 @@ class Head(nn.Module):
 
 
 class TiedEmbeddingHead(nn.Module):
-    """The embedding, whose matrix is also the head's, and the final norm."""
+    """The embedding and the final norm; the embedding's matrix is also the head's."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

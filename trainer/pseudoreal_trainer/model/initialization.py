@@ -1,4 +1,5 @@
-"""Initial weights of a unit, drawn from the job's seed and the unit's index only, so that any rank can make them."""
+"""Initial weights of a unit, drawn only from the job's seed, the unit's index and, for experts, the expert's number:
+any rank can make them."""
 
 from dataclasses import dataclass
 from math import sqrt

@@ -51,7 +51,7 @@ class Loss:
     dtype: torch.dtype
     """Dtype in which the loss is computed and summed."""
     chunk: int | None = None
-    """Most tokens of a chunk; None: one chunk."""
+    """Maximum number of tokens in a chunk; None: one chunk."""
     soft_cap: float | None = None
     """Bound of the logits; None: no bound."""
     z_factor: float = 0.0

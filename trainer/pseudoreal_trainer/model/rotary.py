@@ -20,8 +20,8 @@ def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Ten
     """Return the cosines and sines at these positions, [B, T] -> [B, 1, T, width of a head / 2]; the same for all
     heads.
 
-    Attention depends only on differences of positions, so their start changes no exact result. It changes the rounding:
-    where positions start again, rounding is the same as in a row of its own.
+    Attention depends only on differences of positions, so in exact arithmetic their start does not matter. It matters
+    for rounding: with positions from 0, a document is rounded as in a row of its own.
     """
     cosine, sine = rotation
     return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)
@@ -48,8 +48,8 @@ def frequencies(spec: Rotary, width: int, device: torch.device) -> Tensor:
 
 
 def _llama3(spec: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Return the frequencies of Llama 3.1 (transformers, `_compute_llama3_parameters`, whose three cases are one
-    slope)."""
+    """Return the frequencies of Llama 3.1 (transformers, `_compute_llama3_parameters`; its three cases are one clamped
+    slope here)."""
     low, high = float(spec.low_frequency_factor), float(spec.high_frequency_factor)
     turns = spec.original_sequence_length * plain / (2 * pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)

@@ -11,7 +11,7 @@ class Sampling:
     """Settings of sampling."""
 
     vocabulary: int
-    """Tokens below this id may be drawn. Rows of the head beyond the tokenizer's tokens never are."""
+    """Tokens below this id may be drawn. Rows of the head beyond the tokenizer's tokens are never drawn."""
     temperature: float = 0.8
     """Divisor of the logits; 0: the most probable token is taken."""
     top_p: float = 1.0

@@ -2,7 +2,7 @@
 DeepSeek (arXiv 2412.19437). No expert is ever full, so no token depends on another.
 
 Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps it
-changes by the number of tokens of each expert. An auxiliary loss, over each sequence or over the whole step, has a
+grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, over each sequence or over the whole step, has a
 gradient. A z-loss keeps the router's outputs small.
 """
 

@@ -92,9 +92,9 @@ class _RankState:
     """Pairs (position, micro-batch) with the gradient of the input on the device."""
     passes: Counter[Pass] = field(default_factory=Counter)
     counted: set[tuple[int, int]] = field(default_factory=set)
-    """Pairs (position, micro-batch) for which all ranks know how many tokens go where."""
+    """Pairs (position, micro-batch) with exchanged row counts."""
     summed: set[int] = field(default_factory=set)
-    """Positions for which all ranks know how often each expert was chosen in the step."""
+    """Positions with the choices of each expert summed over the whole step."""
     exchanges: Counter[Exchange] = field(default_factory=Counter)
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
@@ -131,8 +131,8 @@ class _RankState:
         del self.resident[record.unit]
 
     def _require_wanted(self, record: Read | Fetch) -> None:
-        """Check that a group of experts, and no other unit, is fetched only if tokens came for it, once that is
-        known."""
+        """Check that the record depends on token counts if and only if the unit is an optional group of experts, and
+        that these counts are known."""
         position, is_optional = record.wanted_by, self.layout.is_optional(record.unit)
         if position is None:
             _require(not is_optional, "it is fetched whether tokens came for it or not")
@@ -416,6 +416,7 @@ def _check_collectives(layout: Layout, plan: Plan) -> None:
 
 
 def _word(layout: Layout, pair: set[int], records: RankPlan) -> list[Record]:
+    """Return the collectives of a rank's plan in which both ranks of the pair take part, in plan order."""
     return [r for r in records if isinstance(r, Fetch | Reduce) and pair <= set(layout.users[r.unit])]
 
 

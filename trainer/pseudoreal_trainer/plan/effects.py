@@ -2,7 +2,8 @@
 
 The one place that interprets records for everything but their execution: `effects_of` for the deadlock check
 (`plan.progress`) and the estimated timeline, `transfers_of` for bytes, seconds and the traffic matrix. The engine
-counts the same bytes while it runs. `plan.check` has rules of its own, so that a mistake here cannot hide from it.
+counts the same bytes while it runs. The other rules of `plan.check` do not use this module, so that a mistake here
+cannot hide from them.
 
 On the rank that executes it:
 
@@ -72,7 +73,7 @@ Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replic
 - collective: between the ranks of a replica that use a unit
 - replicas: between replicas
 - pipeline: between pipeline ranks
-- experts: between ranks with different experts, including the token counts exchanged by ranks with the same experts
+- experts: between ranks with different experts, and the row counts that ranks with the same experts sum
 """
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 _COUNT_BYTES = 8
@@ -80,7 +81,7 @@ _COUNT_BYTES = 8
 
 
 class Resource(StrEnum):
-    """Part of a rank that executes records one after the other, beside the other parts."""
+    """Part of a rank that executes one record at a time, concurrently with the other parts."""
 
     COMPUTE = "compute"
     COPY_IN = "copy in"
@@ -103,7 +104,7 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.MESSAGES: ("pipeline",),
     Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
 }
-"""Traffic of a record that passes while the record is on the resource."""
+"""Resource -> traffic of a record that the resource carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Effects:
 
 
 def result(record: Record) -> Record:
-    """Return the record as it is named in `Effects.after`: whom a working copy is for does not matter."""
+    """Return the record as it is named in `Effects.after`: without the position that wants a working copy."""
     return replace(record, wanted_by=None) if isinstance(record, Read | Fetch) else record
 
 
@@ -228,7 +229,7 @@ class Group:
     """Ranks that communicate with each other, seen from one pipeline rank.
 
     - holders: the ranks of a replica that hold units of a pool, on all pipeline ranks that use them
-    - replicas: the ranks with one place in all replicas
+    - replicas: the ranks with the same index in all replicas
     - data: the data ranks of the pipeline rank
     - experts: the ranks of a replica that together hold all experts of a layer
     - same experts: the data ranks that hold the same experts
@@ -308,7 +309,8 @@ def _to_other_ranks(layout: Layout, size: int) -> int:
 
 
 def _agreement_on_groups(layout: Layout, position: int) -> list[Transfer]:
-    """Return the sum in which ranks that gather groups of experts together agree on the groups that received tokens."""
+    """Return the all-reduce of row counts by which ranks that gather groups of experts together agree on the groups to
+    fetch."""
     if not layout.asks_for_groups(position) or layout.sharding == "None":
         return []
     holders = layout.data // layout.expert_ranks
@@ -334,8 +336,8 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
 
 
 def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
-    """Return what a rank sends when shards of `shard` bytes are gathered across replicas and then within the replica,
-    or sums are scattered in the opposite order."""
+    """Return the transfers of a rank when shards of `shard` bytes are gathered across replicas and then within the
+    replica, or sums are scattered in the opposite order."""
     across = shard * layout.parts_of_replica
     return [
         Transfer("collective", layout.shards(unit) * shard - across, _holders(layout, unit), operation),

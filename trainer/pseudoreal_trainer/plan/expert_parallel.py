@@ -4,14 +4,14 @@ Pure.
 In each direction all ranks of a pipeline rank have the same records in the same order, even ranks whose experts receive
 no tokens: an exchange needs all of its ranks.
 
-Two micro-batches are in flight at a time, so that one travels while the experts compute on another. Tokens of all
-neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the graph of
-one micro-batch, and of the next one, whose rows are travelling. The gradients of a micro-batch's tokens are waited for,
-as a third graph would cost more memory than this wait is worth.
+Two micro-batches are in flight at a time, so that the rows of one travel while the experts compute on the other. Tokens
+of all neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the
+graph of one micro-batch, and of the next one, whose rows are travelling. The gradients of a micro-batch's tokens are
+waited for, as a third graph would cost more memory than this wait is worth.
 
 If a rank's experts are cut into groups, each group computes on all micro-batches before the next group. So a group is
-fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches wait, and
-backward also their graphs up to the experts.
+fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches stay in
+memory, and in the backward direction also the graphs up to the experts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ def is_first_reuse_of_input(record: Record, layout: Layout) -> TypeGuard[Recompu
 
 
 def is_first_use_of_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backward]:
-    """Return whether the record is the first to need the gradient of the position's output; the head has no such
+    """Return whether the record is the first to need the gradient of the position's output; the head's output has no
     gradient."""
     if isinstance(record, Exchange):
         return record.leg is Leg.COMBINE_GRADIENT

@@ -40,7 +40,8 @@ class Layout:
     """Number of data ranks of each pipeline rank."""
     micro_batches: int
     layer_experts: tuple[int | None, ...] = ()
-    """Entry l is the number of the experts of layer l; None: the layer has none. Empty: no layer has experts."""
+    """Entry l is the number that identifies the experts of layer l; None: the layer has none. Empty: no layer has
+    experts."""
     replicas: int = 1
     """Number of groups of data ranks for hierarchical collectives; more than one only if states are sharded."""
     expert_ranks: int = 1
@@ -177,7 +178,7 @@ class Layout:
 
     def rank_of(self, position: int) -> int:
         """Return the pipeline rank of a position. The embedding is on the rank of the first layer and the head on the
-        rank of the last, so only layers send."""
+        rank of the last, so messages travel only between layers."""
         return self._ranks[position]
 
     @cached_property
@@ -276,7 +277,7 @@ class Layout:
         return self.pool_holders(self.pool_of(unit))
 
     def pool_holders(self, pool: Pool) -> int:
-        """Return the same for any unit of a pool."""
+        """Return `data_holders` of any unit of a pool."""
         return self.data // self.expert_ranks if pool == "Experts" else self.data
 
     def holders(self, unit: int) -> int:
@@ -308,7 +309,7 @@ class Layout:
 
     @property
     def parts_of_replica(self) -> int:
-        """Number of neighbouring shards that the ranks with one place in all replicas hold together."""
+        """Number of neighbouring shards that the ranks with the same index in all replicas hold together."""
         return 1 if self.sharding == "None" else self.replicas
 
     def holds_whole(self, unit: int) -> bool:

@@ -98,8 +98,8 @@ def _lower_rank(
 
 
 def _last_choices(layout: Layout, order: Sequence[PassPart]) -> dict[int, int]:
-    """Return index into `order` of a position's last pass that chooses experts -> the position; in training, if a loss
-    depends on all choices of the step."""
+    """Return index into `order` of a position's last pass that chooses experts -> the position. Empty in an evaluation,
+    and if no loss depends on all choices of the step."""
     if not any(isinstance(compute, Backward) for compute in order):
         return {}
     choosing = (
@@ -112,8 +112,8 @@ def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
     """Return the index into `order` of the pass after which a rank agrees with the others that the loss is finite; None
     if the ranks agree at the end, or in an evaluation.
 
-    On the head's rank this is the last pass of the head, elsewhere the first pass of all. So no rank is late: while a
-    rank waits for another to agree, it updates nothing, and frees no buffer for its next gradients.
+    On the head's rank this is the last pass of the head, elsewhere the first pass of all. So no rank agrees late: while
+    the other ranks wait for it, they update nothing, and free no buffers for their next gradients.
     """
     if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None
@@ -185,8 +185,8 @@ def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[
 
 
 class _Offloads:
-    """Records of activation offload: an input leaves right after its forward pass, and returns one pass ahead of its
-    use."""
+    """Records of activation offload: an input is offloaded right after its forward pass, and reloaded one pass ahead of
+    its use."""
 
     def __init__(self, layout: Layout, order: Sequence[PassPart]) -> None:
         self._before: dict[int, list[Record]] = {}

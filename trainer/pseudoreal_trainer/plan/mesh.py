@@ -1,8 +1,8 @@
 """Arrangement of a phase's ranks in dimensions: the coordinates of each rank, and groups of ranks. Pure.
 
 A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so that ranks that
-exchange the most are neighbours. Experts fold over the same ranks, all ranks of one replica of a pipeline coordinate,
-with digits of their own. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
+exchange the most are neighbours. Experts fold over the ranks of one replica of a pipeline coordinate, with digits of
+their own. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -115,8 +115,8 @@ class Mesh:
         return rank % self.shard // self.expert
 
     def expert_part(self, rank: int) -> int:
-        """Return the same as `part` for a vector of experts, of which only the ranks with the same experts have
-        parts."""
+        """Return the index of the rank's part of a vector of experts, cut as in `part` among the ranks with the same
+        experts only."""
         return self.expert_shard_coordinate(rank) * self.replica + self.coordinates(rank).replica
 
     def groups(self, *dimensions: Dimension) -> Groups:

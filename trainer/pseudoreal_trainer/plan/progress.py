@@ -1,9 +1,9 @@
-"""Deadlock check: runs a plan without work, on both threads of all ranks. Pure.
+"""Deadlock check: simulates a plan on the main and reduction threads of all ranks, without computing. Pure.
 
 The main thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
 gradient buffer. The reduction thread finishes reductions, which frees the buffer, and waits for the other ranks where
-they sum or agree. Where a rank exchanges tokens or sums choices, it waits only for
-ranks of its own pipeline rank; these have the same plan and are as far as the rank itself.
+they sum or agree. Exchanges of tokens and sums of choices need no check: a rank waits in them only for ranks of its own
+pipeline rank, which have the same plan and so reach the same record.
 """
 
 from collections import deque
@@ -25,8 +25,9 @@ from pseudoreal_trainer.plan.records import (
 )
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
-"""Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the whole
-gradient of a layer, for the next layer below that shares units with it; or the gather of a unit, and the rank."""
+"""Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the measured
+gradient of a layer, by its position, for the next layer below that shares units with the layer; or the gather of a
+unit, and the rank."""
 
 
 @dataclass

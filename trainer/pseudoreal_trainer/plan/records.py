@@ -83,8 +83,8 @@ class Read:
 class Fetch:
     """Start to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
 
-    Pipeline ranks that share the unit gather it once, before everything else: then no rank waits for another that waits
-    for it.
+    Pipeline ranks that share the unit gather it once, before everything else, so that no rank waits in the gather for a
+    rank that waits for it.
     """
 
     unit: int
@@ -95,7 +95,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End a working copy; its slot of the window is free."""
+    """Discard a working copy; its slot of the window becomes free."""
 
     unit: int
 
@@ -128,8 +128,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Tell each rank how many tokens its experts get, and from which ranks. One record for all neighbouring
-    micro-batches, as the host has to wait for the counts."""
+    """Exchange row counts: how many tokens the experts of each rank get, and from which ranks. One record for all
+    neighbouring micro-batches, as the host has to wait for the counts."""
 
     position: int
     first: int
@@ -165,7 +165,7 @@ class ExpertForward:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Compute `Route` again with its graph, using the choice that it made."""
+    """Repeat the computation of `Route` with an autograd graph, and with the routing decision of `Route`."""
 
     position: int
     micro_batch: int
@@ -223,7 +223,7 @@ class Reduce:
     """Complete a unit's gradient and start its sum over the ranks that use the unit, to whole gradients or to shards.
 
     If several pipeline ranks use the unit, the record follows all passes. Pipeline ranks complete their parts at
-    different times, and so no rank waits in the sum for a rank that needs a message from it.
+    different times; after all passes, no rank waits in the sum for a rank that still needs a message from it.
     """
 
     unit: int

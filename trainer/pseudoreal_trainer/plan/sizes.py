@@ -74,10 +74,10 @@ class Sizes:
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
         """Return the floating-point operations of a layer's forward pass.
 
-        Two operations count for each weight of a matrix that a token meets; attention counts half of the tokens, or the
-        tokens in its window. With experts, a token meets the router, its own experts and the shared experts, as if no
-        expert were full. `twice_the_pairs`: twice the number of (query, key) pairs, where documents are masked; None:
-        pairs of whole sequences.
+        Each token counts two operations for each matrix weight that it is multiplied by; attention counts half of the
+        tokens, or the tokens in its window. With experts, these weights belong to the router, the token's own experts
+        and the shared experts, as if no expert were full. `twice_the_pairs`: twice the number of (query, key) pairs,
+        where documents are masked; None: pairs of whole sequences.
         """
         if twice_the_pairs is None:
             length = self.model.sequence_length
@@ -87,8 +87,8 @@ class Sizes:
         return self._matrix_flops(tokens, layer) + self._attention_flops(twice_the_pairs)
 
     def pass_flops(self, tokens: int, layer: int) -> int:
-        """Return the operations executed in that pass: under a mask, attention to all tokens. With masked documents
-        this is an upper bound, because the lengths of documents are unknown."""
+        """Return the operations that the kernels of this pass execute: under a mask, attention to all tokens. With
+        masked documents this is an upper bound, because the lengths of documents are unknown."""
         if not self.is_masked(layer):
             return self.block_flops(tokens, layer)
         return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)
@@ -102,7 +102,7 @@ class Sizes:
         return 2 * self.model.query_size * twice_the_pairs
 
     def _met(self, layer: int) -> int:
-        """Return the number of rows, H wide each, of the router and the MLP matrices that a token meets."""
+        """Return the number of rows, H wide each, of the router and the MLP matrices that a token is multiplied by."""
         model, matrices = self.model, 3 if self.model.feed_forward.activation == "SwiGLU" else 2
         if model.experts is None or not model.has_experts(layer):
             return matrices * model.feed_forward.size
@@ -179,8 +179,8 @@ def loss_chunk_limit(vocabulary: int, width: int) -> int:
 
 
 def loss_chunk_length(tokens: int, most: int | None) -> int:
-    """Return the tokens of each chunk; the last chunk may be shorter. Chunks are as few as possible, and equal. At
-    least 1, even without tokens. `most`: None is no bound."""
+    """Return the number of tokens per chunk, for the fewest chunks of at most `most` tokens (None: one chunk). All
+    chunks have this length, except that the last may be shorter. At least 1, even without tokens."""
     if most is None or tokens <= most:
         return max(1, tokens)
     return -(-tokens // -(-tokens // most))

@@ -2,8 +2,8 @@
 
 A layer with experts has two units: its block, which includes the router, and its experts, which layers may share
 without sharing the block. Names tell units apart: `blocks.3.experts.up.weight` belongs to the unit `blocks.3.experts`,
-the experts of the number 3. Tensors of experts are stacked: each contains the matrices, or the biases, of all experts
-of the layer, one after the other. A unit may have only some neighbouring experts, and so a range of each tensor.
+experts number 3. Tensors of experts are stacked: each contains the matrices, or the biases, of all experts of the
+layer, one after the other. A unit may have only some neighbouring experts, and so a range of each tensor.
 
 In the flat vector the matrices come first, then biases and norm weights: weight decay acts on matrices only, and so on
 one range of the vector, wherever shards cut it. Last comes a balancing bias. No gradient trains it, and no shard cuts
@@ -24,11 +24,11 @@ KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 """Vectors of a unit's state."""
 
 VECTOR = 16
-"""Most elements that a processor handles at once; it rounds the remainder of a range differently."""
+"""Most elements in a SIMD vector of the processor, which rounds the remainder of a range differently."""
 
 EMBEDDING, HEAD = "embedding", "head"
 EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
-"""Value of `optimizer.decayExclusions` -> unit with that matrix as its only one."""
+"""Value of `optimizer.decayExclusions` -> unit; the excluded matrix is the only matrix of that unit."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Parameter:
 
     @property
     def is_balancing(self) -> bool:
-        """Whether this is a balancing bias, which changes by the number of tokens of each expert."""
+        """Whether this is a balancing bias, which is updated from the token counts of the experts, not by AdamW."""
         return self.name.endswith(".balancing_bias")
 
     @property
@@ -136,7 +136,8 @@ class Unit:
 
     def shard_length(self, ranks: int) -> int:
         """Return the number of elements of each shard: a multiple of the processor's vectors, so that the update of an
-        element does not depend on the cuts, and large enough that no cut goes through the balancing bias."""
+        element does not depend on the cuts, and large enough that no cut goes through the balancing bias. With one
+        rank, all elements without padding."""
         if ranks == 1:
             return self.numel
         length = -(-self.numel // (ranks * VECTOR)) * VECTOR

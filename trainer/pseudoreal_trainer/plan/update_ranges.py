@@ -1,7 +1,7 @@
 """Ranges of a unit's flat vector whose elements are updated alike. Pure.
 
 AdamW updates all elements but a balancing bias, which comes last. With `optimizer.idleExperts: Skip`, a step does not
-update the elements of experts to which no token went.
+update the elements of experts that no token chose.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,8 +23,9 @@ class UpdateRange:
     decay: float = 0.0
     """Weight decay."""
     decays: bool = False
-    """Whether weight decay acts on the elements. Even with a decay of 0 they stay apart from other elements: a
-    processor rounds the remainder of a range differently, and the remainder must not depend on the numbers."""
+    """Whether weight decay acts on the elements. Even with a decay of 0, these elements stay apart from others: a
+    processor rounds the remainder of a range differently, and the remainder must not depend on the value of the
+    decay."""
     is_balancing: bool = False
     """Whether the elements are a balancing bias: their gradient is the change to be added to them, and they have no
     moments."""

@@ -1,9 +1,9 @@
 """Model FLOPs utilisation: the share of a device's peak used by a training step. Pure.
 
-The operations of a step are counted as in Megatron-LM: two for each weight of a matrix that a token meets; attention to
-the preceding half of the tokens (only the tokens in a window, and only in the same document if documents are masked);
-the backward pass as twice the forward pass; nothing for recomputation. Others count attention to all tokens
-(torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
+The operations of a step are counted as in Megatron-LM: for each token, two for each matrix weight that it is multiplied
+by; attention to the preceding half of the tokens (only the tokens in a window, and only in the same document if
+documents are masked); the backward pass as twice the forward pass; nothing for recomputation. Others count attention to
+all tokens (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
 """
 
 from collections.abc import Mapping, Sequence

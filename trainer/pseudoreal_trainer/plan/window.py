@@ -4,8 +4,8 @@ At every change of unit a window holds the units that are needed next. So fetche
 with L units in layered order and a window of k, 2L - k per step, whatever the number of micro-batches.
 
 A group of experts is fetched for the tokens of one position, at the earliest when these are counted. It is dropped
-before another position's tokens need it, because whether to fetch it is decided there again. It is dropped as soon as
-it is not needed, because the next unit may have to wait long for its tokens.
+before another position's tokens need it, because the tokens of that position decide again whether to fetch it. It is
+dropped as soon as it is no longer needed, because the tokens for the next unit may come much later.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +127,8 @@ def _runs(layout: Layout, pool: Pool, order: Sequence[PassPart], counts: Callabl
 
 
 def _next_distinct(runs: list[_Run], start: int, count: int) -> list[_Run]:
-    """Return the first runs of the units needed next. A unit that tokens of two positions need appears once."""
+    """Return the first runs of the units needed next, at most `count`. The list ends before a unit would appear for the
+    tokens of a second position."""
     found: dict[Fetch, _Run] = {}
     for run in islice(runs, start, None):
         if run.fetch not in found and any(run.fetch.unit == fetch.unit for fetch in found):

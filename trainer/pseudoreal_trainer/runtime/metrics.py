@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def exposition(report: PodReport) -> bytes:
-    """Return the report as metrics text, format 0.0.4. Pure."""
+    """Return the report in the Prometheus text format 0.0.4. Pure."""
     return generate_latest(_PodMetrics(report))
 
 

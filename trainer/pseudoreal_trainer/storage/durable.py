@@ -25,8 +25,8 @@ def write_atomically(path: Path, text: str) -> None:
 def rename_new(source: Path, target: Path) -> None:
     """Rename a file to an unused name. Raises FileExistsError if the name is taken.
 
-    Some file systems lack renameat2's RENAME_NOREPLACE (NFS), some lack hard links (CIFS, many FUSE ones). A file
-    system without both cannot keep two writers apart.
+    Some file systems lack renameat2's RENAME_NOREPLACE (NFS), some lack hard links (CIFS, many FUSE ones). On a file
+    system without both, two writers could not be kept apart, and OSError is raised.
     """
     number = _rename_new(os.fsencode(source), os.fsencode(target))
     if number == 0:

@@ -1,4 +1,4 @@
-"""Checkpoints on a file system that is mounted on all ranks."""
+"""Files, such as checkpoints and token files, on a file system that is mounted on all ranks."""
 
 import hashlib
 import os
@@ -162,7 +162,7 @@ class FileOutput:
         self.close()
 
     def close(self) -> None:
-        """Discard the file if it was not finished. Does not wait for the flush thread: a hanging disk would delay the
-        error."""
+        """Close the file; if it was not finished, the incomplete file stays. Does not wait for the flush thread: a
+        hanging disk would delay the error."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._file.close()

@@ -1,4 +1,4 @@
-"""Checkpoints in S3-compatible object storage, through fsspec and s3fs."""
+"""Objects, such as checkpoints and token files, in S3-compatible storage, through fsspec and s3fs."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

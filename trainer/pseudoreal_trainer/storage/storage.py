@@ -1,4 +1,4 @@
-"""The interface of the file system or object storage that keeps checkpoints."""
+"""The interface of a file system and of object storage."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +19,12 @@ class Output(Protocol):
         """Append `content`. The caller may change the buffer afterwards."""
 
     def finish(self) -> None:
-        """Finish the file. Afterwards it survives a crash of the machine."""
+        """Finish the file. Its content then survives a crash of the machine. On a file system, its name does so once
+        `Storage.complete` has written the last file of the folder."""
 
     def close(self) -> None:
-        """Discard the file if it was not finished."""
+        """Close the file. If it was not finished, the incomplete file stays on a file system, and no object appears in
+        object storage."""
 
 
 class Content(Protocol):

@@ -31,7 +31,7 @@ class Sink(Protocol):
         """Log the figures and generated texts of a step. Steps come in ascending order."""
 
     def close(self) -> None:
-        """Send the backlog."""
+        """Send pending entries, then close the log file or end the run in the service."""
 
 
 def texts_of(line: ProgressReport) -> Texts:

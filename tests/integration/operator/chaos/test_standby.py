@@ -212,7 +212,7 @@ def test_a_leader_pauses_while_the_api_server_is_down(pair: Pair) -> None:
     wait_for("its readiness", leader.operator.is_ready, leader.operator.said)
     leader.proxy.is_away = True
     missed = leader.operator.lines
-    wait_for("the end of its time", lambda: [one for one in missed("lease_renewal_failed") if not one["writes"]])
+    wait_for("the end of its time", lambda: [one for one in missed("lease_renewal_failed") if not one["may_write"]])
     job = pair.cluster.create("paused")
     assert leader.operator.health()["dead_tasks"] == []
     leader.proxy.is_away = False

@@ -96,7 +96,7 @@ def _read_record(work: Work, tokenizer: Tokenizer) -> GroupRecord:
 
 
 def _intact_shards(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
-    """Return the leading shards whose files are intact."""
+    """Return the leading shards with complete files: all exist and have the recorded sizes."""
     intact = []
     for done in record.shards:
         try:

@@ -14,8 +14,8 @@ from pseudoreal_trainer.data.prepare.formats.text_files import json_records, tex
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 GROUP_BYTES = 16 << 20
-"""Least size of a group of consecutive inputs. A larger file is a group of its own, and ten thousand small files do not
-become as many shards."""
+"""Size in bytes at which a group of consecutive inputs ends; the group includes the input that reaches it. Ten thousand
+small files therefore do not become as many shards. An MDS folder is a group of its own."""
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Record]]] = {
     ".txt": lambda file, _: text_records(file),
@@ -98,7 +98,7 @@ def _inputs_of(path: Path) -> list[Input]:
     if path.is_dir():
         if (mds := read_mds(path)) is not None:
             return [Input(path.name, path, mds.files, _size(mds.files), mds)]
-        # An uncompressed .json is mostly metadata; a user whose .json holds text names the file.
+        # An uncompressed .json is mostly metadata; a .json file with text has to be named by the user.
         files = [file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file()]
         if not files:
             raise InvalidJobError(f"{path} holds no file to prepare; these are: {KINDS}")

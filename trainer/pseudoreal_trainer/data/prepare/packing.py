@@ -4,7 +4,7 @@ documents in which rows of `sequence` tokens cut as few documents as possible. P
 Windows are read consecutively, so a row is the start of a window, and the packing is only an order. A document of n
 tokens at position p of a row is cut as rarely as possible if p + n mod `sequence` is at most `sequence`: it then
 touches ceil(n / sequence) rows, one if it fits into one. So documents may follow each other, in any order, as long as
-their remainders modulo `sequence` together fit into one row; such a sequence is a block. Documents are assigned to
+their remainders modulo `sequence` together fit into one row; these documents form a block. Documents are assigned to
 blocks by their remainders, largest first, each to the block where it leaves the least room (best fit decreasing). The
 rest is padded with empty documents of one token each, the end-of-document token. With masked documents, padding
 contributes no loss, just as the first token of any document is never a target.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Block:
-    """Consecutive rows: whole documents whose tokens, with the padding, are a multiple of `sequence`."""
+    """Consecutive rows: whole documents and padding, together a multiple of `sequence` tokens."""
 
     room: int
     """Number of padding tokens."""

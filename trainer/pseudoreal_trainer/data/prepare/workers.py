@@ -85,7 +85,7 @@ def prepare_groups(
                 worker.begin(waiting.popleft(), works)
                 busy[worker.connection] = worker
             for ready in connection.wait([*busy], timeout=_TICK_SECONDS):
-                assert isinstance(ready, Connection)
+                assert isinstance(ready, Connection), "only connections are waited for"
                 worker = busy.pop(ready)
                 found[worker.index] = worker.result()
                 idle.append(worker)
@@ -102,7 +102,7 @@ class _Worker:
         self.process.start()
         theirs.close()  # so that the connection closes when the process ends
         self.index = -1
-        """Number of the group that it prepares."""
+        """Index in `works` of the group that the worker prepares; -1 before its first group."""
 
     def begin(self, index: int, works: Sequence[Work]) -> None:
         self.index = index
@@ -119,7 +119,7 @@ class _Worker:
             ) from None
         if isinstance(found, GroupRecord):
             return found
-        assert isinstance(found, Exception)
+        assert isinstance(found, Exception), "a worker sends a record or an error"
         raise found
 
 
@@ -139,7 +139,7 @@ def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
     """Prepare one group after another until the process is terminated."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent terminates the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ["RAYON_NUM_THREADS"] = "1"  # before the tokenizers library creates its thread pool
     loaded, counts = load_tokenizer(tokenizer.path, tokenizer.end_of_document), _counts(shared)
     while True:
         try:
@@ -159,7 +159,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "only worker processes run this"
     parent.join()
-    os._exit(1)
+    os._exit(1)  # sys.exit would end only this thread
 
 
 def _counts(shared: Any) -> Counts:

@@ -1,7 +1,7 @@
 """Number of text bytes of each token, from the description of the tokenizer: for exact bits per byte.
 
-Decoding single tokens does not tell: a token may be a part of a character, which decodes to something longer. Changes
-made to the text by a normalizer before tokenization are not counted.
+Decoding single tokens would give wrong sizes: a token may be a part of a character, and decodes to U+FFFD, which has
+three bytes. Changes made to the text by a normalizer before tokenization are not counted.
 """
 
 import math

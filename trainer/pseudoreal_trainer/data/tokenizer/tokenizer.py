@@ -17,7 +17,7 @@ Tokens = NDArray[np.uint32]
 
 TOKENIZER_FILE = "tokenizer.json"
 BYTES = "bytes"
-"""The name of the tokenizer whose tokens are bytes."""
+"""Name of the tokenizer with bytes as tokens."""
 
 
 class Tokenizer(Protocol):

@@ -53,7 +53,8 @@ def _find(folder: StoragePath, pattern: str) -> list[StoragePath]:
 
 def check_ends(kind: Format, files: TokenFiles, end: int) -> None:
     """Check a few documents of files that do not record their end token. Raises InvalidJobError if a document does not
-    end with the token `end`, or if files without a table of documents do not contain `end` at any checked place."""
+    end with the token `end`, or if NumPy or raw files, which have no table of documents, do not contain `end` at any
+    checked place. Nanotron files without an index are not checked."""
     most = max(1, _DOCUMENTS // max(1, len(files.runs)))
     match kind:
         case "Native":

@@ -50,7 +50,8 @@ def inspect(path: Path, dtype: str | None, documents: int) -> Inspection:
 
 
 def verify(path: Path) -> None:
-    """Read in full the files whose sizes `inspect` checks. Raises InvalidJobError if a file is damaged."""
+    """Check more than `inspect`: read native shards in full, and all tables of a Megatron index. Files of other formats
+    are not read. Raises InvalidJobError if a file is damaged."""
     if path.is_dir():
         index = native.read_index(path)
         for shard in index.shards:

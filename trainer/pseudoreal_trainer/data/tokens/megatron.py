@@ -8,7 +8,7 @@
     int32[S]  tokens of each sequence
     int64[S]  its first byte in X.bin
     int64[D]  first sequence of each document, and S at the end
-    int8[S]   modes, of multimodal files alone
+    int8[S]   modes, only in multimodal files
 
 All little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py). Sequences are contiguous, so the tokens are
 one run. Most files have no end-of-document token: `tools/preprocess_data.py` writes it with `--append-eod`.

@@ -1,8 +1,8 @@
 """The token files of datatrove, used by nanotron (Nanosets), read in place.
 
 X.ds holds tokens alone, uint16 or uint32, little-endian. X.ds.metadata is text: `tokenizer|bytes of a token`, the
-number of tokens, and that number for people. X.ds.index holds the token offset of the end of each document, uint64;
-windows do not need it. (datatrove, pipeline/tokens/tokenizer.py.)
+number of tokens, and the same number in readable form. X.ds.index holds the token offset of the end of each document,
+uint64; windows do not need it. (datatrove, pipeline/tokens/tokenizer.py.)
 """
 
 from typing import Any

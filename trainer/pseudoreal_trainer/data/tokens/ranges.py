@@ -17,9 +17,9 @@ from pseudoreal_trainer.storage.objects import read_ranges
 from pseudoreal_trainer.storage.path import ObjectPath
 
 MOST_OPEN_IN_ALL = 512
-"""Most open files of all sources: systems allow a process at least 1,024 descriptors of all kinds."""
+"""Maximum number of open files of all sources: systems allow a process at least 1,024 descriptors of all kinds."""
 _MOST_OPEN = 64
-"""Most open files of one source."""
+"""Maximum number of open files of one source."""
 _ANNOUNCED = 64
 """Number of uncached ranges announced to the system before the first of them is read: a disk serves many requests
 concurrently."""
@@ -28,8 +28,8 @@ _MOST_REQUESTED = 16 << 20
 
 
 class Blocks(NamedTuple):
-    """Cutting of objects into blocks, which are requested and cached whole. Blocks are counted over all runs as if
-    these were contiguous, so that they can coincide with the blocks of a window order."""
+    """Cutting of objects into blocks, which are requested and cached whole. Blocks are counted over all runs as if the
+    runs were contiguous, so that blocks can coincide with the blocks of a window order."""
 
     size: int = 64 << 10
     """Bytes from one block to the next. In a random order almost no two windows share a block, so blocks are little
@@ -51,7 +51,7 @@ class ByteRange(NamedTuple):
 
 
 class RangeReader(Protocol):
-    """Used by one thread at a time."""
+    """Reader of byte ranges. Used by one thread at a time."""
 
     def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
         """Fill the buffer's bytes named by the ranges. Raises TrainingError if a file is missing, too short, or
@@ -61,7 +61,8 @@ class RangeReader(Protocol):
 
 
 class FileReader:
-    """Spans of files. A file is opened at its first read; the least recently used file is closed to make room."""
+    """Reader of ranges of files. A file is opened at its first read; the least recently used file is closed to make
+    room."""
 
     def __init__(self, runs: Sequence[Run], most_open: int = MOST_OPEN_IN_ALL) -> None:
         self._runs, self._most_open = runs, min(most_open, _MOST_OPEN)
@@ -77,8 +78,8 @@ class FileReader:
                 self._read(byte_range, buffer)
 
     def _read_from_memory(self, byte_range: ByteRange, buffer: memoryview) -> bool:
-        """Read the byte_range from the system's page cache. Return False if not all of it is cached, or the file system
-        cannot tell."""
+        """Read a range from the system's page cache. Return False if a part of the range is not cached, or the file
+        system cannot tell."""
         run, begin, at, size = byte_range
         try:
             return os.preadv(self._descriptor(run), [buffer[at : at + size]], begin, os.RWF_NOWAIT) == size
@@ -93,7 +94,7 @@ class FileReader:
                 count = os.preadv(self._descriptor(run), [buffer[at + done : at + size]], begin + done)
             except OSError as error:
                 raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
-            # A read may return fewer bytes than requested. Only at the end of the file it returns none.
+            # A read may return fewer bytes than requested; it returns 0 only at the end of the file.
             if count == 0:
                 raise _too_short(self._runs[run])
             done += count
@@ -132,7 +133,7 @@ _Block = tuple[int, int]
 
 
 class ObjectReader:
-    """Spans of objects. Blocks that are not cached are requested concurrently."""
+    """Reader of ranges of objects. Blocks that are not cached are requested concurrently."""
 
     def __init__(self, runs: Sequence[Run], blocks: Blocks | None = None) -> None:
         self._runs, self._cut = runs, blocks or Blocks()
@@ -147,11 +148,12 @@ class ObjectReader:
             self._fetch([block for byte_range in portion for block in self._blocks_of(byte_range)])
             for byte_range in portion:
                 buffer[byte_range.at : byte_range.at + byte_range.size] = self._join(byte_range)
+            # Only now: a portion may need more blocks than the cache keeps.
             while self._cached_bytes > self._cut.most:
                 self._cached_bytes -= len(self._blocks.popitem(last=False)[1])
 
     def _portions(self, ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
-        """Yield parts of the ranges whose blocks are requested together."""
+        """Yield the ranges in portions. The blocks of a portion are requested together."""
         portion: list[ByteRange] = []
         count = 0
         for byte_range in ranges:
@@ -195,11 +197,11 @@ class ObjectReader:
         return [(byte_range.run, number) for number in range(first, max(first, last) + 1)]
 
     def _offset(self, byte_range: ByteRange) -> int:
-        """Return the byte_range's first byte, counted over all runs."""
+        """Return the first byte of a range, counted over all runs."""
         return self._firsts[byte_range.run] + byte_range.begin - self._runs[byte_range.run].begin
 
     def _join(self, byte_range: ByteRange) -> bytes:
-        """Return the byte_range's bytes, joined from its blocks without their overlaps."""
+        """Return the bytes of a range, joined from its blocks without their overlaps."""
         pieces, byte, end = [], byte_range.begin, byte_range.begin + byte_range.size
         for block in self._blocks_of(byte_range):
             begin, _ = self._range(*block)

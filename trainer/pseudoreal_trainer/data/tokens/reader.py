@@ -54,7 +54,7 @@ class TokenReader:
     def _places(self, starts: Starts, width: int) -> list[ByteRange]:
         """Return the bytes of the windows, with their targets in the result. Windows within a file come in file order,
         so files are read one after another."""
-        assert 0 <= starts.min() <= starts.max() <= self.tokens - width
+        assert 0 <= starts.min() <= starts.max() <= self.tokens - width, "windows lie within the tokens"
         rows = np.argsort(starts, kind="stable")
         runs = np.searchsorted(self._ends, starts[rows], side="right")
         begins = starts[rows] - self._begins[runs]

@@ -35,7 +35,7 @@ class TokenFiles:
     indices: tuple[StoragePath, ...]
     """Files that describe the token files; their bytes are part of the identity."""
     vocabulary: int | None = None
-    """Number that every token is below; None: the format does not say."""
+    """Exclusive upper bound of the tokens; None: the format does not say."""
     end_of_document: int | None = None
     """The token that ends each document; None: the format does not say."""
     tokenizer: str | None = None
@@ -46,7 +46,7 @@ class TokenFiles:
     """SHA-256 of each run's file, computed by its writer; None: the format has none."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidJobError if tokens have several widths: then one of the files belongs to another corpus."""
+        """Raise InvalidJobError if the dtypes of the runs differ: then one of the files belongs to another corpus."""
         for run in self.runs:
             if run.dtype != self.dtype:
                 raise InvalidJobError(
@@ -90,6 +90,6 @@ def read_bytes(path: StoragePath, begin: int, count: int) -> bytes:
 
 
 def damaged(path: StoragePath, what: str) -> InvalidJobError:
-    """Return the error for a file that was truncated, changed or never finished. `what`: a predicate whose subject is
-    `path`."""
+    """Return the error for a file that was truncated, changed or never finished. `what`: a predicate; `path` is its
+    subject."""
     return InvalidJobError(f"{path} {what}: it was cut or changed, or is not finished; restore it or make it again")

@@ -39,11 +39,13 @@ class _PendingExchange:
     """An exchange in flight."""
 
     rows: Tensor
+    """Receive buffer, [received rows, width]."""
     work: dist.Work | None
     """Pending all-to-all; None: the rows are on this rank already."""
     sent: Tensor
     """Send buffer, which must stay alive and unchanged until the exchange is done."""
     begin: int
+    """Start of the exchange, in nanoseconds of time.perf_counter_ns."""
 
 
 class ExpertExchanges:
@@ -62,8 +64,8 @@ class ExpertExchanges:
     def exchange_counts(self, record: Count, counts: Tensor) -> list[RowCounts]:
         """Exchange row counts with the other expert ranks. Return them for each micro-batch.
 
-        counts [micro-batches, experts]: rows of this rank's tokens. The only place where the host waits for the device,
-        once for all micro-batches of the record.
+        counts [micro-batches, experts]: rows of this rank's tokens. The host waits for the device here, once for all
+        micro-batches of the record.
         """
         ranks = self._groups.layout.expert_ranks
         sent = counts.unflatten(-1, (ranks, -1)).transpose(0, 1).contiguous()  # [ranks, micro-batches, own experts]

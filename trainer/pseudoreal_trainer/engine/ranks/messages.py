@@ -22,6 +22,7 @@ class _Incoming:
     buffer: Tensor
     work: dist.Work
     begin: int
+    """Start of the receive, in nanoseconds of time.perf_counter_ns."""
     record: Receive
 
 
@@ -91,7 +92,8 @@ class Messages:
             del self._sent[key]
 
     def _forget_answered(self, record: Receive) -> None:
-        """Free the activation whose gradient has come back: its receiver has it, so this wait takes no time."""
+        """Free the activation whose gradient has arrived: the peer has used the activation, so the wait is over at
+        once."""
         answered = self._sent.pop((Flow.ACTIVATION, record.position, record.micro_batch), None)
         if answered is not None:
             answered[0].wait()

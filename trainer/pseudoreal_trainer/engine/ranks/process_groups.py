@@ -196,8 +196,8 @@ def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    """Creates groups. Every rank asks for the same groups in the same order, and gets the groups that it is a member
-    of."""
+    """Creates groups. Every rank makes the same calls in the same order; each call returns the group that the rank is a
+    member of."""
 
     ranks: Ranks
 
@@ -240,7 +240,7 @@ def _own_group_of_each(
 ) -> dict[_Name, Group | None]:
     """Return this rank's group of each set that it is in, by name; None: it is alone in the set.
 
-    `sets`: name -> pipeline ranks. `groups`: returns the groups of ranks of such a set.
+    `sets`: name -> pipeline ranks. `groups`: returns the groups of ranks for a set of pipeline ranks.
     """
     found: dict[_Name, Group | None] = {}
     here = layout.mesh.coordinates(maker.ranks.rank).pipeline

@@ -26,7 +26,7 @@ class Ranks:
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
     limit: timedelta | None = None
-    """Longest wait in a collective, for every group; None: torch's own limit."""
+    """Longest wait in a collective, for every group; None: torch's default."""
 
     @property
     def is_first(self) -> bool:
@@ -56,8 +56,8 @@ class Ranks:
 
 @contextmanager
 def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
-    """Yield the ranks that train together: all processes of torchrun, or this process alone. `gpus`: number that the
-    pod asked for. Raises TrainingError if a rank that should have a GPU has none."""
+    """Yield the ranks that train together: all processes of torchrun, or this process alone. `gpus`: number of GPUs
+    that the pod requests. Raises TrainingError if a rank that should have a GPU has none."""
     heartbeat = heartbeat or Heartbeat()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
     if world == 1:
@@ -80,7 +80,8 @@ def _join(device: torch.device, limit: timedelta | None) -> None:
         rank=rank,
         world_size=world,
         timeout=limit,
-        # With the device, NCCL connects all ranks here, where a failure has a name, and groups can be split off later.
+        # With the device, NCCL connects all ranks here, where a failure is easy to attribute. `split_group` needs it,
+        # too.
         device_id=device if on_gpu else None,
     )
 
@@ -105,8 +106,8 @@ def check_devices(store: Store, rank: int, world: int, device: torch.device, lim
 
 
 def device_of_rank(gpus: int = 0) -> torch.device:
-    """Return the device of this process; a CUDA device becomes the current device. `gpus`: number that the pod asked
-    for. Raises TrainingError if the pod asked for GPUs and torch finds too few."""
+    """Return the device of this process; a CUDA device becomes the current device. `gpus`: number of GPUs that the pod
+    requests. Raises TrainingError if the pod requests GPUs and torch finds too few."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = torch.cuda.device_count()
     # Two ranks on one GPU would make NCCL fail.

@@ -21,7 +21,7 @@ Event = torch.cuda.Event | None
 """CUDA event; None: an event that has passed."""
 
 Updated = Future[Event]
-"""Future of a unit's newest optimizer step: completes when the step was launched, with the event after which it is
+"""Future of a unit's newest optimizer step: completes once the step is launched, with the event after which the step is
 done."""
 
 
@@ -38,7 +38,8 @@ class Streams:
         return bool(self._streams)
 
     def enter_thread(self) -> None:
-        """Make the rank's device current in this thread; every thread but the main one calls this first."""
+        """Make the rank's device current in this thread; every other thread that launches work on the device calls this
+        first."""
         # A new thread is on the first GPU. Switching back to that GPU would create a context that takes memory on it.
         if self._streams:
             torch.cuda.set_device(self.device)
@@ -74,7 +75,7 @@ def synchronize(event: Event) -> None:
 
 
 class RunAheadLimit:
-    """Keeps the thread that launches passes at most `ahead` passes before the GPU.
+    """Keeps the thread that launches passes at most `ahead` passes ahead of the GPU.
 
     Memory is freed where the thread stands, not where the GPU does: a thread that launched a whole step at once would
     hold messages and offloaded activations of all its passes. With `ahead` None there is no limit within a step. From

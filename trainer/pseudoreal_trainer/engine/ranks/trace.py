@@ -40,8 +40,8 @@ class Trace:
         """Whether events are kept; bytes are always counted."""
         self.moved: Counter[Traffic] = Counter()
         """Bytes that this rank has moved since the last `begin_step`."""
-        # The main thread, the update thread, and the disk and checkpoint threads count copies. Without the lock two of
-        # them could read the same sum, and one count would be lost.
+        # The main thread, the reduction thread, and the threads of disks and snapshots count bytes. Without the lock
+        # two of them could read the same sum, and one count would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
         self._pending: list[_Executed] = []
@@ -70,7 +70,8 @@ class Trace:
 
     @contextmanager
     def span(self, lane: str, record: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """Record the time of the context on a lane of the trace. `record`: plan record that the time belongs to."""
+        """Record the time of the context on a track (`lane`) of the trace. `record`: plan record that the time belongs
+        to."""
         begin = time.perf_counter_ns()
         try:
             yield

@@ -1,4 +1,4 @@
-"""A nameless file on a local disk, read and written with direct I/O in aligned pieces."""
+"""An unlinked file on a local disk, read and written with direct I/O in aligned pieces."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ DEPTH = 16
 _CALLERS = 2
 """Number of threads that read or write chunks at the same time."""
 _STACK = 512 << 10
-"""Stack of a thread in bytes: the usual 8 MiB count as data of the process, if that is limited."""
+"""Stack of a thread in bytes. The default of 8 MiB per thread would count towards a limit on the process's data."""
 
 Request = Callable[[], None]
 
@@ -96,7 +96,7 @@ class Requests:
 
 
 REQUEST_BYTES = 1 << 20
-"""Largest request in bytes: enough for a disk to be fast, and few enough to cut a chunk into many requests."""
+"""Largest request in bytes: large enough for a disk to be fast, and small enough to cut a chunk into many requests."""
 
 
 class DiskError(TrainingError):
@@ -130,7 +130,7 @@ class DirectFile:
     def read(self, pieces: Sequence[Piece]) -> None:
         """Fill the memory of the pieces, with many requests at a time. Raises DiskError.
 
-        The requests own the memory until the return; after an error, too, no request is in flight.
+        The requests own the memory until this returns or raises; no request is in flight afterwards.
         """
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
@@ -200,7 +200,7 @@ def _make_nameless(folder: Path, size: int) -> int:
 
 
 def _open_nameless(folder: Path) -> int:
-    """Return the descriptor of a new file: nameless, so that nothing is left however the process ends; with direct I/O
+    """Return the descriptor of a new file: unlinked, so that nothing is left however the process ends; with direct I/O
     if the file system supports it."""
     path = folder / f"state-{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL

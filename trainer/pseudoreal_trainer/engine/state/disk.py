@@ -1,4 +1,4 @@
-"""State of units whose home is a disk: read ahead, updated in chunks, written behind; with buffers of fixed size."""
+"""State of units on a disk: weights are read ahead, updates go chunk by chunk through buffers of fixed size."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ class Disk:
         """`failure`: where the rank's first failure is recorded."""
         self.failure = failure or FirstFailure()
         self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
-        # Three threads that wait for requests: one reads ahead, one reads chunks, one writes chunks.
+        # Three threads that wait for requests: one may read ahead while another reads a chunk and a third writes one.
         self.threads = ThreadPoolExecutor(3, "disk")
         self.passing, self.chunks = buffers.passing, buffers.chunks
         self._part_buffer = aligned_buffer(PORTION_ROOM)

@@ -55,7 +55,7 @@ class Shard:
 
 
 class State(ABC):
-    """State of a unit in its home. While a step runs, only side threads change it."""
+    """State of a unit in its home. While a step runs, only the reduction and update threads change it."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -77,7 +77,8 @@ class State(ABC):
 
     @abstractmethod
     def keep_gradient(self, gradient: Tensor) -> None:
-        """Take over the reduced gradient, [length]. The copy may be asynchronous, on the current stream."""
+        """Copy the reduced gradient, [length], unless it is in `gradient_memory` already. The copy may be asynchronous,
+        on the current stream."""
 
     def drop_gradient(self) -> None:  # noqa: B027
         """Discard the kept gradient, if any."""
@@ -122,8 +123,9 @@ class Vectors:
     gradient: Tensor | None
     """Memory of the reduced gradient. None: the gradient passes through a bounce buffer."""
     compute_parts: int = 1
-    """Number of parts of the vector that contains `compute_weights` as one part; this rank holds all of them."""
+    """Number of shards of the resident working copy that `compute_weights` is one shard of; 1 if there is none."""
     gradient_parts: int = 1
+    """Number of shards of the resident whole gradient that `gradient` is one shard of; 1 if there is none."""
 
 
 class MemoryState(State):
@@ -249,10 +251,10 @@ class _Kernel:
 
 
 class AdamW:
-    """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101). One caller at a time: scratch memory is shared."""
 
     def __init__(self) -> None:
-        """Start as many threads as torch has for one operation."""
+        """Start as many threads as torch has for one operation, if that is more than one."""
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -307,7 +309,7 @@ class AdamW:
 
 
 def _balanced(slices: Slices) -> Slices:
-    """Change a balancing bias, and return what is left to AdamW. Clipping does not apply to the bias."""
+    """Add the change of a balancing bias, unclipped. Return the slices with the remaining ranges, for AdamW."""
     for one in slices.ranges:
         if one.is_balancing:
             slices.weights[one.elements].add_(slices.gradient[one.elements])
@@ -317,8 +319,8 @@ def _balanced(slices: Slices) -> Slices:
 
 
 def _whole(kernel: _Kernel, slices: Slices) -> None:
-    """Update all elements kernel after kernel: for a device, where memory is fast and launching kernels takes the
-    time."""
+    """Update all elements kernel after kernel: for a device, where memory is fast and launching kernels takes the time,
+    and for the host if only one kernel is needed."""
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
     for part in slices.ranges:
@@ -355,4 +357,4 @@ def _single_threaded(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-assert PIECE % VECTOR == _LEAST_PIECE % VECTOR == 0
+assert PIECE % VECTOR == _LEAST_PIECE % VECTOR == 0, "pieces are cut at whole vectors of the processor"

@@ -49,7 +49,7 @@ class PlainMemory:
 
 
 class PinnedMemory:
-    """Memory pinned for the GPU of a rank, which is the current device of the calling thread."""
+    """Memory pinned for the GPU of a rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -126,6 +126,7 @@ class BounceBuffers:
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
+        # Several threads use the list without a lock: its `pop` and `append` are atomic.
         self._free = list(buffers)
 
     def take(self) -> Tensor:

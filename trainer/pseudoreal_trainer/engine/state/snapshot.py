@@ -50,6 +50,7 @@ class Ring:
 
     def take(self, size: int) -> Tensor:
         """Return memory for a chunk, [size] bytes, once it is free. `size` is at most `largest`."""
+        # Outside the lock: only the thread that takes memory uses `_end`.
         capacity, length = len(self._bytes), _aligned(size)
         left_out = 0 if self._end + length <= capacity else capacity - self._end
         with self._changed:

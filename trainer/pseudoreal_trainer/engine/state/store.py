@@ -87,11 +87,12 @@ def _completed(event: Event) -> Updated:
 
 class UnitStore:
     """A rank's memory for its units from step to step: the state of each unit in its home, resident working copies and
-    gradients, and slots and buffers for streamed units. The layout decides which is which.
+    gradients, and slots and buffers for streamed units. The layout decides which units are resident or streamed.
 
-    While a step runs, the side threads write states, and so the parts of working copies and whole gradients that states
-    are views of. The main thread writes everything else: it gathers a unit's working copy between two updates of the
-    unit, and accumulates the unit's gradient between an update and the next reduction.
+    While a step runs, the reduction and update threads write states, and with them the parts of resident working copies
+    and whole gradients that state vectors are views of. The main thread writes everything else: it gathers a unit's
+    working copy between two updates of the unit, and accumulates the unit's gradient between an update and the next
+    reduction.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ _ROUNDING = 1e-9
 
 
 def min_step_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
-    """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest lane of a rank; if
-    steps end with global clipping, also the latency of a micro-batch through all layers."""
+    """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest resource of a rank;
+    if steps end with global clipping, also the latency of a micro-batch through all layers."""
     return max(_bounds(_LowerBounds(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
@@ -49,7 +49,7 @@ def _bounds(least: "_LowerBounds") -> Iterator[float]:
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
     yield from mains
-    # Where copies do not overlap passes, they run while the main thread waits.
+    # Without copies: where they do not overlap passes, they may run while the main thread waits.
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
@@ -69,13 +69,13 @@ class _Passes:
     wait: float
     """The part of `exchange` that overlaps nothing."""
     way: float
-    """Latency from the input to the gradient of the input: everything except work that can be recomputed before the
-    gradient arrives."""
+    """Least latency from the input to the gradient of the input: `compute` without the recomputation, which can run
+    before the gradient arrives, and `wait`."""
 
 
 @dataclass(frozen=True)
 class _LowerBounds:
-    """Lower bounds on the seconds of the lanes of a layout's ranks in a step."""
+    """Lower bounds on the seconds of a step on each resource of a layout's ranks."""
 
     layout: Layout
     sizes: Sizes
@@ -114,8 +114,8 @@ class _LowerBounds:
         return self._fetched(rank, Resource.COPY_IN)
 
     def side(self, rank: int) -> float:
-        """Return the seconds of the update thread, which finishes the reductions of a step after the updates of the
-        step before."""
+        """Return the seconds of the reduction and update threads, which finish the reductions of a step after the
+        updates of the step before."""
         units = self.layout.local_units(rank)
         return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)
 

@@ -105,8 +105,8 @@ class Search:
         return layout.homes if offload.budget is None else nearest_homes(offload, layout, sizes)
 
     def _next_entry(self, entry: "_Entry") -> "_Entry | None":
-        """Return the entry after its next step: own homes and their bound, or the simulation. None if the layout does
-        not fit."""
+        """Return the entry with the bound for the layout's own homes, or with the simulated seconds. None if the layout
+        does not fit."""
         if entry.layout is not None:
             return self._simulated(entry, entry.layout)
         layout = self._fitting_layout(entry.choice)
@@ -148,7 +148,8 @@ class Search:
         self.counts.simulated += 1
         costs = self._costs(layout, self._sizes_of(entry.choice), self._profile)
         line = timeline(layout, step_plan(layout), costs, STEPS)
-        # Where ranks do not wait for each other, one of few steps may have started during the step before.
+        # Where ranks do not wait for each other, the simulated step may have started during the step before, and take
+        # less than the bound on the mean.
         return replace(entry, seconds=max(line.seconds, entry.seconds), simulated=True, layout=None)
 
     def _costs(self, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> MeasuredCosts:

@@ -18,7 +18,8 @@ _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
 
 
 StateChoice = tuple[int, bool, StateSharding, int]
-"""The fields on which bytes of state depend: pipeline ranks, whether layers go round them, sharding, expert ranks."""
+"""The fields on which bytes of state depend: pipeline ranks, whether layers are assigned to them round-robin, sharding,
+expert ranks."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _shardings(data: int) -> Iterator[tuple[int, StateSharding]]:
-    """Yield (replicas, sharding). As many replicas as data ranks equal a single unsharded replica, so that case is left
-    out."""
+    """Yield (replicas, sharding). With as many replicas as data ranks, each replica would be unsharded like the first
+    choice, so that case is omitted."""
     yield 1, "None"
     for replicas in _divisors(data, data - 1):
         yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")

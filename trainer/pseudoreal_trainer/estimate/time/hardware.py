@@ -36,7 +36,7 @@ class Collectives(_Model):
 
 
 class PassSpeed(_Model):
-    """Speed of one pass over some tokens, including everything besides arithmetic."""
+    """Effective speed of forward and backward passes over `tokens` tokens, with all overhead included."""
 
     compute: Precision
     hidden: int = Field(ge=1)
@@ -84,13 +84,14 @@ class HardwareProfile(_Model):
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:
-        """Return the speeds measured with this number of ranks on the machine, or with the next smaller number."""
+        """Return the speeds measured with this number of ranks on the machine, or with the next smaller number; if
+        there is none, with the smallest."""
         known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
         return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
 
 
 def read_profile(path: Path) -> HardwareProfile:
-    """Return the profile at `path`. Raises ValueError with a sentence."""
+    """Return the profile at `path`. Raises ValueError if the file cannot be read or is not a profile."""
     try:
         return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
     except ValidationError as error:

@@ -16,7 +16,8 @@ from pseudoreal_trainer.plan.sizes import Sizes
 STEPS = 3
 """Number of simulated steps: updates overlap the next step, so a single step is not representative."""
 _BUSY = 0.5
-"""Least busy share of a bottleneck; below it, no stream is the bottleneck, and the time is lost in waiting."""
+"""Least busy share of a bottleneck; below it, no stream counts as the bottleneck, and most of the time is lost in
+waiting."""
 
 _WORDS: dict[str, str] = {
     Resource.COMPUTE: "the forward and backward passes",

@@ -23,6 +23,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Span:
+    """Start and end of a task, in the unit of time of the costs: seconds, or forward passes of a layer."""
+
     begin: float
     end: float
 
@@ -34,7 +36,8 @@ def simulate(tasks: Sequence[Task], cores: float | None) -> list[Span]:
 
 
 class _Simulation:
-    """Tasks that share cores all advance at one pace, so they end in the order of a shared clock with that pace."""
+    """All tasks that share cores advance at one pace, so a shared clock with that pace gives the order in which they
+    end."""
 
     def __init__(self, tasks: Sequence[Task], cores: float | None) -> None:
         self._tasks, self._cores = tasks, cores

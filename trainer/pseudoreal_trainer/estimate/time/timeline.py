@@ -36,8 +36,8 @@ class Timeline:
     spans: list[Span]
     """Span of each task, relative to the step's start."""
     seconds: float
-    """Seconds between two moments: all ranks know the loss of the step before, and all ranks know the loss of this
-    step."""
+    """Seconds from the end of the step before to the end of this step. A step ends when all ranks know its loss and all
+    its messages have arrived."""
 
 
 def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeline:
@@ -208,7 +208,7 @@ class _Rank:
         return sent
 
     def _take_buffer(self, unit: int) -> int | None:
-        """Return the reduction that freed the buffer's previous use; None if the buffer is new."""
+        """Return the task that ended the previous use of the buffer; None if this is the buffer's first use."""
         self._accumulating.add(unit)
         pool = self._layout.pool_of(unit)
         before = self._buffers_taken[pool] - self._buffers[pool]

@@ -22,7 +22,7 @@ _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_no
 
 @dataclass(frozen=True)
 class AutogradMemory(SavedTensors):
-    """Passes over some tokens: bytes saved for backward, and peaks."""
+    """Bytes of passes over `tokens` tokens: saved for backward, and peaks."""
 
     max_chunk_tokens: int | None = None
     """Most tokens of a chunk of the loss; None: the loss has one chunk."""
@@ -138,12 +138,12 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_shared_experts(self) -> int:
-        """Shared experts precede the others, because the pass runs backward."""
+        """At the shared experts, which come before the others, because the pass runs backward."""
         return total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
 
     @property
     def _at_experts(self) -> int:
-        """Here the tensors saved by the sum and by shared experts are already free."""
+        """At the experts, when the tensors saved by the sum and by shared experts are already free."""
         t = self._tensors
         of_choice = self._first_gradients(t.intermediate) | {"gradient of the output [N, H]": t.hidden}
         made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
@@ -235,8 +235,8 @@ class AutogradMemory(SavedTensors):
         return self._norm_backward_of(self._tensors.hidden, self._tensors.hidden_accumulation)
 
     def _norm_backward_of(self, features: int, wide: int) -> Table:
-        """Return the same for features of other sizes, given in bytes of the compute type and of the accumulation
-        type."""
+        """Return the gradients of a norm's features. `features`, `wide`: their bytes in the compute type and in the
+        accumulation type."""
         if self._tensors.is_fused:
             return {"gradient of the output": features, "gradient of the input": features}
         return {
@@ -261,8 +261,8 @@ class AutogradMemory(SavedTensors):
 
 
 def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
-    """Return the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk of the
-    loss; None: no bound."""
+    """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk
+    of the loss; None: no bound."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))

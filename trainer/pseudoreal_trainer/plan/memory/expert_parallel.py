@@ -1,11 +1,11 @@
 """Bytes of the parts of passes through expert-parallel experts. Pure.
 
-Rows sent to other ranks stay in memory as long as the rows received; a rank that has all experts exchanges rows with
-itself, and has one copy. A group of experts holds its share of a micro-batch's rows at a time; the rows received for
-all groups, and the rows to send back, live from the first group to the last.
+Send buffers stay in memory as long as the received rows; a rank that has all experts exchanges rows with itself, and
+has one copy. A group of experts holds its share of a micro-batch's rows at a time; the rows received for all groups,
+and the rows to send back, live from the first group to the last.
 
-The number of rows that a rank's experts receive depends on the data. Here all experts receive equally many, and none
-refuses any: a rank whose experts receive twice as many needs twice the bytes of rows.
+The number of rows that a rank's experts receive depends on the data. Here all experts receive the same number, and none
+refuses any: if a rank's experts receive twice as many, it needs twice the bytes of rows.
 """
 
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ class Change:
     briefly: int = 0
     """Additional temporary bytes while the record runs."""
     freed: int = 0
-    """Bytes free after the record."""
+    """Bytes freed after the record."""
 
 
 @dataclass(frozen=True)
 class ExpertParallelBytes:
-    """The parts of passes of a layer over some tokens."""
+    """Bytes of the parts of a layer's passes over `graphs.tokens` tokens."""
 
     graphs: AutogradMemory
     saves_graph: bool
@@ -98,9 +98,9 @@ class ExpertParallelBytes:
     def _while_groups_compute(self, group: int, came: int, back: int, briefly: int, kept: int) -> Change:
         """Return the change by a group's computation.
 
-        The first group waits for the rows that `came`, which frees the rows that were sent, and allocates the rows that
-        go `back`; the last group frees the rows that came. `kept`: bytes of graphs that all groups together add, or
-        free if negative.
+        `came`: bytes of the received rows; the first group waits for them, which frees the send buffers, and the last
+        group frees them. `back`: bytes of the rows to send back, allocated by the first group. `kept`: bytes of graphs
+        that all groups together add, or free if negative.
         """
         held = back + self._indices if group == 0 else 0
         freed = (self._copies - 1) * came if group == 0 else 0
@@ -131,8 +131,8 @@ class ExpertParallelBytes:
 
     @property
     def _routed(self) -> int:
-        """Bytes that routing leaves, without the routing decision: hidden features, the features after the norm, the
-        output of shared experts if there are any, and the weights of choices."""
+        """Bytes that routing leaves in memory, without the routing decision: hidden features, the features after the
+        norm, the output of shared experts if there are any, and the weights of choices."""
         has_shared = self.graphs.sizes.model.shared_expert is not None
         return (2 + has_shared) * self._boundary + self._weights
 

@@ -67,8 +67,8 @@ def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """Return, for each unit, the nearest home possible: the one it has with no activations and with the fewest bytes
-    held.
+    """Return, for each unit, the nearest home possible: its home if there were no activations and as few resident bytes
+    as possible.
 
     A rank moves units in one order until they fit; with less room, it moves the same units and more. If ranks share
     units, one rank may move a unit and thereby make room on another: then only the named homes are certain.
@@ -142,7 +142,7 @@ class _HomeChoice:
 
 
 def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes of state whose home is the host of a rank."""
+    """Return the bytes of state that a rank keeps on its host."""
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 

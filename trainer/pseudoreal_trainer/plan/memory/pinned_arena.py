@@ -1,5 +1,5 @@
-"""Layout of a rank's host arena: the memory through which everything passes that crosses the bus to the rank's device.
-Pinned if the device is a GPU. Pure.
+"""Layout of a rank's host arena: the memory through which state crosses the bus to and from the rank's device. Pinned
+if the device is a GPU. Pure.
 
 All state that crosses the bus shares one arena, so that one call pins it to the exact byte: torch's own allocator for
 pinned memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside

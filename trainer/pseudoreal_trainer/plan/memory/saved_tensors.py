@@ -159,6 +159,8 @@ class SavedTensors:
 
     @property
     def _contiguous_heads(self) -> Table:
+        """Copy with the heads of attention's output side by side, saved by the output projection; empty if the kernel's
+        output has this layout already."""
         t = self._tensors
         are_there = t.has_efficient_attention and not self.sizes.masks_documents
         return {} if are_there else {"mixed values, heads side by side [B, T, Q]": t.query}
@@ -248,7 +250,8 @@ class SavedTensors:
         return {"router statistics [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
-        """Each of the k choices processes all N tokens once, and shared experts once more."""
+        """Return the tensors saved by k choices, which process all N tokens once each, and by shared experts, which
+        process them once more."""
         t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.accumulation_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,

@@ -51,7 +51,7 @@ class Tensors:
         return self.normed(self.sizes.model.hidden_size)
 
     def normed(self, features: int) -> int:
-        """[B, T, features], in a norm's type."""
+        """Return the bytes of [B, T, features] in a norm's type."""
         return self.of(self.tokens * features, self.accumulation_bytes if self.norm_casts else self.sizes.compute_bytes)
 
     @property
@@ -107,7 +107,8 @@ class Tensors:
         return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
 
     def parameters(self, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
-        """Return the bytes of the gradients of the layer's parameters whose names `counts` accepts, compute."""
+        """Return the bytes of the gradients of the layer's parameters whose names `counts` accepts, in the compute
+        type."""
         return sum(self.of(p.numel, self.sizes.compute_bytes) for p in self._parameters if counts(p.name))
 
     @property
@@ -153,5 +154,5 @@ class Tensors:
 
 
 def _multiple(number: int, of: int) -> int:
-    """Return the next multiple of `of`."""
+    """Return `number` rounded up to a multiple of `of`."""
     return -(-number // of) * of

@@ -60,7 +60,7 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def min_resident_device_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
-    one being reduced while the other accumulates. A lower bound of `resident_bytes`."""
+    one being reduced while the other accumulates. A lower bound of `resident_bytes(...).device`."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
     return state + sum(
         _window(layout, sizes, rank, pool)
@@ -160,5 +160,5 @@ def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """Round `size` up to whole pages, in bytes."""
+    """Return `size` bytes rounded up to whole pages."""
     return -(-size // PAGE) * PAGE

@@ -35,9 +35,8 @@ class Place:
 
 @dataclass(frozen=True)
 class _Problem:
-    """`places`: place of each worker, by its number."""
-
     places: Sequence[Place]
+    """Place of each worker, by its number."""
     mesh: Mesh
     flows: Sequence[Flow]
 
@@ -87,7 +86,7 @@ def worker_order(places: Sequence[Place], mesh: Mesh, flows: Sequence[Flow]) -> 
 
     For few workers, every order is tried. For more, candidates fill domain after domain along the dimensions of the
     mesh, and are then improved by exchanging pairs, which may miss the optimum. Among orders of equal cost, the first
-    in order of worker numbers wins.
+    one tried wins; the order of the worker numbers is tried first.
     """
     problem = _Problem(places, mesh, flows)
     workers = range(len(places))

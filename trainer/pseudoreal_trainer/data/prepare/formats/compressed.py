@@ -8,7 +8,7 @@ from pathlib import Path
 from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 _PORTION = 1 << 20
-"""Most bytes that are read, or decompressed, at once."""
+"""Maximum number of bytes read, or decompressed, at once."""
 
 
 def read_chunks(file: Path) -> Iterator[tuple[bytes, int]]:

@@ -35,7 +35,7 @@ class _Tokens(BaseModel):
 
     @property
     def size(self) -> int:
-        """Number of bytes from `begin` to `end`."""
+        """Expected value of `end - begin`, in bytes: markers, tokens and document bounds."""
         content = self.num_tokens * self.dtype.itemsize + 8 * (self.num_documents + 1)
         return len(_BEGIN) + content + len(_END)
 

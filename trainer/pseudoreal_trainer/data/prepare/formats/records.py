@@ -1,5 +1,5 @@
-"""Records of an input: documents that are parsed on access, so that a resumed run can skip those that it already
-has."""
+"""Records of an input: documents that are parsed on access, so that a resumed run can skip the documents that are in
+its shards already."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +22,6 @@ class Record:
     place: str
     """Location in the input, such as "line 17"."""
     position: int
-    """Bytes of the input read up to this record."""
+    """Bytes of the input read up to this record; an estimate for records of unknown size."""
     content: Callable[[], Text | Ids]
     """Returns the document. Calling it, or iterating over the text, raises Malformed."""

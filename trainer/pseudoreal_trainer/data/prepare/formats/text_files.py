@@ -10,9 +10,9 @@ from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
 
 MOST_LINE_BYTES = 256 << 20
-"""Most bytes of a JSON line, which is parsed as a whole."""
+"""Maximum number of bytes in a JSON line, which is parsed as a whole."""
 PIECE = 1 << 20
-"""Approximate characters of a piece of text: a tokenizer needs some hundred bytes of memory per character."""
+"""Maximum number of characters in a piece of text: a tokenizer needs some hundred bytes of memory per character."""
 
 
 def text_records(file: Path) -> Iterator[Record]:
