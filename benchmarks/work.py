@@ -63,7 +63,7 @@ class Stack(Protocol):
 
 
 def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """logits [B, T, 256], tokens [B, T + 1] -> mean loss over the B T predictions."""
+    """Return the mean loss over the B T predictions: logits [B, T, 256], tokens [B, T + 1]."""
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -45,7 +45,7 @@ def train(work: Work) -> Iterator[float]:
 
 
 def _loss(model: Any, tokens: Tensor) -> Tensor:
-    """tokens [B, T + 1] -> mean loss over the B T predictions."""
+    """Return the mean loss over the B T predictions in tokens [B, T + 1]."""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits  # [B, T, V]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 

@@ -131,7 +131,7 @@ def _reading_bars(found: Reading | None) -> Iterator[Bar]:
 
 
 def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[float | None] | None:
-    """Return how many times as fast ours is, in one case or in all."""
+    """Return the stack's time divided by ours, in one case or in all cases."""
     return None if part is None else [part.ratio(stack, each) for each in part.cases if case in (None, each)]
 
 

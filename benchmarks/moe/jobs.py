@@ -12,7 +12,8 @@ def top_k(count: int, per_token: int, size: int) -> dict[str, Any]:
 
 
 def body(model: dict[str, Any], phase: dict[str, Any], compute: str = "float32") -> dict[str, Any]:
-    """Return a one-phase job long enough never to end; AdamW with the constants of all benchmarks, without clipping."""
+    """Return a job with one phase, longer than any measurement; AdamW with the constants of all benchmarks, without
+    clipping."""
     spec = {
         "model": model,
         "data": {"path": "none", "seed": SEED},

@@ -57,7 +57,7 @@ class StartUp(BaseModel, frozen=True):
     """Longest time between two Lease renewals, in seconds."""
     lease_lost: int
     transitions: int
-    """Transitions of the Lease after it was acquired."""
+    """Transitions of the Lease after the new operator acquired it."""
 
     @property
     def lease_kept(self) -> bool:

@@ -17,7 +17,7 @@ def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
 
 
 def weights_kept(work: Work, rank: int, world: int) -> Iterator[Tensor]:
-    """Weights are gathered once per micro-batch, and not again for the backward pass."""
+    """Gather weights once per micro-batch, and not again for the backward pass."""
     return _train(work, rank, world, OffloadPolicy(), reshard=False)
 
 

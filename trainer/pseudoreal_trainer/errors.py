@@ -41,8 +41,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def from_extra(extra: str) -> Iterator[None]:
-    """Context for imports of packages from an extra of this distribution. Raises InvalidJobError if one is not
-    installed."""
+    """Raise InvalidJobError, naming the extra of this distribution, if an import in the context finds no package."""
     try:
         yield
     except ModuleNotFoundError as error:

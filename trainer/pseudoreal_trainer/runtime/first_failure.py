@@ -42,8 +42,8 @@ class FirstFailure:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Context for each piece of work of a thread other than the main thread. Raises an earlier failure before the
-        work starts, and records a failure of the work."""
+        """Record a failure of the work in the context, and raise it. Raises an earlier failure before the work
+        starts."""
         self.check()
         try:
             yield

@@ -57,7 +57,7 @@ class SideThread:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Context for a wait of this thread for other ranks."""
+        """Count the time in the context as a wait of this thread for other ranks."""
         self._state = _State(what, self._clock(), self._state.waited)
         try:
             yield
@@ -66,8 +66,8 @@ class SideThread:
 
     @contextmanager
     def waiting_behind(self, other: "SideThread") -> Iterator[None]:
-        """Context for a wait for another thread of this rank. The wait counts as a wait for other ranks while `other`
-        waits for other ranks."""
+        """Count the time in the context as a wait for another thread of this rank. The time counts as a wait for other
+        ranks while `other` waits for other ranks."""
         self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
         try:
             yield
@@ -233,7 +233,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Context for a wait of the main thread for other ranks."""
+        """Report, during the context, that the main thread waits for other ranks."""
         begin = self._clock()
         self._beat("waiting", what, begin)
         try:
@@ -269,7 +269,7 @@ class Heartbeat:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context for a training step, which is done at the end of the context."""
+        """Report and time a training step, which is done at the end of the context."""
         begin, waited = self._clock(), self._waited
         self._activity = "computing"
         self.working("a step")

@@ -92,8 +92,8 @@ class Endpoint:
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
     """CA certificates from the newest answer that had any, as PEM text; None before the first one.
 
-    The operator's CA may be renewed during the life of the pod. They can be trusted: each answer comes over a
-    connection verified with certificates trusted before.
+    The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
+    answer comes over a connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
     """Trust set of the last successful verification."""
@@ -108,8 +108,8 @@ class Endpoint:
         content = report.to_json().encode()
         idle, self._idle = self._idle, None
         if idle is not None:
-            # The operator may have closed the idle connection and so not have received this report: it is sent again on
-            # a new connection.
+            # The operator may have closed the idle connection before it received this report: then send the report on a
+            # new connection.
             with suppress(ConnectionError, ssl.SSLError):
                 return self._store_authorities(self._exchange(idle, content))
         return self._store_authorities(self._exchange_on_new_connection(content))
@@ -221,6 +221,8 @@ def delay(seconds: float, failures: int, retry_after: float, chance: float) -> f
 
 
 class _Reports:
+    """Loop of the report thread, which calls `run`. The main thread calls `end`."""
+
     def __init__(self, folder: PodFolder, endpoint: Endpoint, seconds: float) -> None:
         self._folder, self._endpoint, self._seconds = folder, endpoint, seconds
         self._failures = 0

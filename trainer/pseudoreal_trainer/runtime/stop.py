@@ -38,7 +38,7 @@ class Stop:
             self._raises = False
 
     def _hear(self, *_: object) -> None:
-        # Before the ranks end: when the supervisor sees their end, `asked` must already keep it from a new start.
+        # First of all: when the supervisor sees the ranks end, `asked` must be True, so that it starts no new ranks.
         self.asked = True
         if self._process is not None:
             self._process.terminate()

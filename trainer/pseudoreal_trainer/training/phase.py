@@ -195,7 +195,8 @@ class _TrainingLoop:
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
-        """Train until the phase is over or a rank was asked to `stop`; return whether it was stopped."""
+        """Train until the phase is over or a rank was asked to `stop`; return True if a rank was asked and the phase is
+        not over."""
         config, conditions, progress = self.config, self._conditions, self.progress
         heartbeat = self.engine.groups.ranks.heartbeat
         samples = self.data.samples
@@ -219,7 +220,8 @@ class _TrainingLoop:
             self._report_saved(self.saver.poll())
             validated = progress.step % config.data.validation.every_steps == 0 or conditions.is_over(progress)
             if validated:
-                # Before the save below: the checkpoint of this step contains the loss, and the end that it may bring.
+                # Before the save below: the checkpoint of this step contains the loss, and the `Ending` after this
+                # loss.
                 progress.validation_loss = self._validate()
                 progress.ending = conditions.after_loss(progress)
                 self._generate_samples()

@@ -143,8 +143,8 @@ class MLflow:
         self._client.update_run(self._run, status="RUNNING")
         known = self._client.get_metric_history(self._run, _MARK)
         self._newest = max((metric.step for metric in known), default=0)
-        """Newest step in the run. Steps up to it are not logged again: training them again after a fault gives the same
-        figures."""
+        """Newest step in the run. Steps up to this one are not logged again: training them again after a fault gives
+        the same figures."""
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
         from mlflow.entities import Metric
