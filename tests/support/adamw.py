@@ -1,5 +1,5 @@
-"""torch's own AdamW, set up like the engine's optimizer: same epsilon and betas, no weight decay of vectors and of
-excluded parameters."""
+"""torch's own AdamW, set up as the engine's optimizer: with the same epsilon and betas, and without weight decay of
+vectors and of excluded parameters."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -88,7 +88,7 @@ class Cluster:
         client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
 
     def hold_child_job(self, name: str, hold: bool) -> None:
-        """Suspend or admit a child Job, like a queue controller."""
+        """Suspend or admit a child Job, as a queue controller does."""
         found, patch = self._child_job(name), {"spec": {"suspend": hold}}
         client.BatchV1Api(self.api).patch_namespaced_job(found, self.namespace, patch)
 
@@ -167,7 +167,7 @@ class Job:
         return [event["reason"] for event in self.events()]
 
     def tells(self, *reasons: str) -> None:
-        """Wait until these are the reasons of the job's events. Events are posted after the status."""
+        """Wait until the job's events have exactly these reasons. Events are posted after the status."""
         wait_for("the events", lambda: self.reasons() == list(reasons), self.reasons)
 
     def event(self, reason: str) -> Json:
@@ -212,10 +212,10 @@ class Job:
         self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
 
     def bind(self, pod: Json, node: str) -> None:
-        """Bind a pod to a node, like the scheduler."""
+        """Bind a pod to a node, as the scheduler does."""
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         body: Any = {"metadata": {"name": name}, "target": target}
-        # The client of Python would read the answer as another kind than it is.
+        # The answer is not parsed: the Python client expects another kind than the API server sends.
         client.CoreV1Api(self.cluster.api).create_namespaced_pod_binding(
             name, self.cluster.namespace, body, _preload_content=False
         )

@@ -1,4 +1,4 @@
-"""Prose, code spans and fences of the repository's documents, and the folders that paths in a document start from."""
+"""Prose, code spans and fences of the repository's documents, and the folders from which paths in a document start."""
 
 import re
 from pathlib import Path

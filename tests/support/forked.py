@@ -24,7 +24,7 @@ def run_ranks(
     Raises TimeoutError if they run longer than `limit` seconds.
     """
     stacks = [new_file() for _ in range(world)]
-    # The store listens before any rank starts, for a port that is only known to be free may be taken meanwhile.
+    # The store listens before any rank starts: another process could take a port that is only known to be free.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = (world, store.port, backend, stacks, rank, arguments)
     join_in_time(start_processes(_join, shared, nprocs=world, join=False, start_method="forkserver"), stacks, limit)
@@ -81,7 +81,7 @@ def _join(
     if world > 1:
         _set_group(number, world, port)
         store = TCPStore("127.0.0.1", port)
-        # As ranks that train do: groups on GPUs are split off from this one.
+        # As in training, the group has a device: groups on GPUs are split off from this group.
         device = torch.device("cuda", number) if backend == "nccl" else None
         dist.init_process_group(backend, store=store, rank=number, world_size=world, device_id=device)
     rank(number, *arguments)

@@ -25,7 +25,7 @@ def install(control_plane: ControlPlane) -> client.ApiClient:
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "-f", str(CRD))
-    # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
+    # `kubectl wait` fails while the definition has no condition, and an established definition may still lack storage.
     wait_for("the storage of jobs", lambda: kubectl("get", "prj").returncode == 0)
     rbac, rendered = client.RbacAuthorizationV1Api(api), chart.render()
     for name, given in ((OPERATOR, chart.WIDE), (f"{OPERATOR}-reviews", f"{chart.WIDE}-reviews")):

@@ -1,4 +1,4 @@
-"""The good job and the bad ones of tests/data/jobs.yaml, and the jobs of examples/."""
+"""The good job and the bad jobs of tests/data/jobs.yaml, and the jobs of examples/."""
 
 import copy
 from dataclasses import dataclass

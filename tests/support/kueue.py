@@ -32,7 +32,7 @@ _WEBHOOKS = ("job", "clusterqueue", "resourceflavor", "workload", "cohort")
 
 @dataclass(frozen=True)
 class Kueue:
-    """Configuration of Kueue by an administrator. Queues are named after their one namespace."""
+    """Configuration of Kueue by an administrator. Each queue is for one namespace, and named after it."""
 
     api: client.ApiClient
 
@@ -98,7 +98,7 @@ def running(control_plane: ControlPlane, admin: client.ApiClient, folder: Path) 
         hooks.write_text(yaml.safe_dump_all(_webhooks(built.webhooks, port, authority)))
         kubectl.said("apply", "-f", str(hooks))
         yield Kueue(admin)
-        # First of all: while the hooks are there and Kueue is not, no Job can be made.
+        # Before Kueue ends: with webhooks and without Kueue, no Job can be created.
         kubectl.said("delete", "-f", str(hooks))
 
 
@@ -119,7 +119,7 @@ def _config(port: int, health: int, certificates: Path) -> Json:
         "clientConnection": {"qps": 500, "burst": 500},
         "integrations": {"frameworks": ["batch/job"]},
         "multiKueue": {"externalFrameworks": [{"name": f"{base.KIND}.{base.VERSION}.{base.GROUP}"}]},
-        # Memory and processors are not scarce here.
+        # Memory and processors are unlimited here.
         "resources": {"excludeResourcePrefixes": ["cpu", "memory", "ephemeral-storage"]},
     }
 
@@ -129,8 +129,8 @@ def _process(control_plane: ControlPlane, folder: Path, certificates: Path) -> I
     _, kubeconfig = control_plane.user(MANAGER, ["system:masters"])
     options = [f"--config={folder / 'config.yaml'}", f"--kubeconfig={kubeconfig}"]
     command = [kueue.kueue().program, *options, "--feature-gates=VisibilityOnDemand=false"]
-    # It looks for the certificate of its metrics at a place of its own, even where it serves none: it gets an /etc of
-    # its own, in which there is nothing else.
+    # Kueue reads the certificate of its metrics from a fixed path below /etc, even if it serves no metrics: mount an
+    # /etc for this process alone, with nothing but the certificates.
     place = "mount -t tmpfs none /etc && mkdir -p /etc/kueue/metrics && cp -r $0 /etc/kueue/metrics/certs"
     private = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{place} && exec "$@"', certificates]
     with (folder / "log").open("wb") as log:

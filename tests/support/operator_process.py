@@ -114,11 +114,11 @@ class Operator:
         self.end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Stop the operator like Kubernetes, with SIGTERM; return its exit code."""
+        """Stop the operator with SIGTERM, as Kubernetes does; return its exit code."""
         return self.end(signal.SIGTERM)
 
     def end(self, number: signal.Signals) -> int:
-        assert self.process is not None, "it was started"
+        assert self.process is not None, "the operator was started"
         self.process.send_signal(number)
         return self.process.wait(SHUTDOWN_SECONDS)
 

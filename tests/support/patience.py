@@ -1,7 +1,7 @@
 """Waits for conditions.
 
-A wait ends as soon as its condition holds, so the limit costs time only if a test fails. It is sized for a machine
-whose processors are busy for minutes, where everything takes five times as long.
+A wait ends as soon as its condition holds, so the limit costs time only if a test fails. The limit is for a busy
+machine, on which everything takes five times as long.
 """
 
 import time

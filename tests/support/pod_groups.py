@@ -64,7 +64,7 @@ def definition(api_version: str) -> Json:
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"podgroups.{group}",
-            # Below k8s.io definitions must say whether Kubernetes has approved of them.
+            # Definitions in groups below k8s.io must state whether Kubernetes has approved them.
             "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
         },
         "spec": {

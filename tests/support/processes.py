@@ -36,13 +36,13 @@ class Forked:
 
     def __init__(self, act: Callable[..., object], *arguments: Any, log: Path | None = None) -> None:
         self._stacks, self.log = new_file(), log or new_file()
-        # A daemon ends with the program that has started it.
+        # A daemon process ends with the program that has started it.
         self._process = CONTEXT.Process(target=_noted, args=(self._stacks, self.log, act, arguments), daemon=True)
         self._process.start()
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None, "it was started"
+        assert self._process.pid is not None, "`__init__` has started the process"
         return self._process.pid
 
     def poll(self) -> int | None:

@@ -71,7 +71,7 @@ _TRAINER = "tests/unit/trainer"
 _LONG = (
     Part("cluster", ("tests/e2e",)),
     Part("api-server", ("tests/integration",)),
-    # Tests of both want results of the same ranks.
+    # In one part, because tests in both folders use results of the same ranks.
     Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/plan")),
     Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/storage", f"{_TRAINER}/cli")),
     Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "preflight", "measure"))),
@@ -154,7 +154,7 @@ def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> 
             for future in ended:
                 yield running.pop(future), future.result()
     finally:
-        # After Ctrl-C, which every run of pytest hears as well, no other one begins.
+        # After Ctrl-C, which also reaches every running pytest, start no further run.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -197,7 +197,7 @@ def read_results(file: Path) -> list[Result]:
     found: dict[str, Result] = {}
     for case in ElementTree.parse(file).iter("testcase"):
         result = Result(_test_id(case), float(case.get("time", "0")), _outcome(case))
-        # A test that passed, and whose clean-up then failed, is there twice.
+        # If a test has passed and its clean-up has failed, the report has the test twice.
         if result.test not in found or found[result.test].outcome == "passed":
             found[result.test] = result
     return [*found.values()]

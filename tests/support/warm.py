@@ -9,7 +9,7 @@ from torch import nn
 with torch.device("meta"):
     nn.Linear(2, 2)
     nn.Embedding(2, 2)
-# Threads that wait for each other on a busy machine look slow.
+# On a busy machine, threads that wait for each other would slow the tests.
 torch.set_num_threads(1)
 
 __all__ = ["pseudoreal_trainer", "pytest"]

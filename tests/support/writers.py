@@ -23,7 +23,7 @@ def _has(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
 def verbs_on_jobs(audit_log: Path, namespace: str) -> set[str]:
     """Return the verbs of the operator's requests on the namespace's Jobs."""
     found = verbs_on("jobs", audit_log, namespace)
-    assert "create" in found, "the log has it all"
+    assert "create" in found, "the log has all requests of the operator, which creates Jobs"
     return found
 
 

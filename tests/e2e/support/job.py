@@ -35,7 +35,7 @@ class Job:
     @property
     def body(self) -> Json:
         found = self.kubernetes.find("prj", self.name, IN_NAMESPACE)
-        assert found, f"job {self.name} is there"
+        assert found, f"job {self.name} exists"
         return found
 
     def status(self) -> PseudoRealJobStatus:

@@ -30,7 +30,7 @@ while rank.exists():
 """Program for the OOM killer: joins a cgroup, sets its memory limit to its current use, and allocates memory until a
 rank is gone.
 
-The kernel frees its page cache first; this may be much memory.
+The program allocates in a loop, because the kernel first frees the cgroup's page cache, which may be large.
 """
 
 
@@ -59,12 +59,12 @@ def starve(pod: Mapping[str, Any]) -> None:
     """Make the kernel's OOM killer end a rank of the pod."""
     ranks = _processes(pod, RANK)
     for pid in ranks:
-        # Before all others.
+        # The OOM killer chooses the highest score.
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     group = _memory_group(ranks[0])
     unified = (group / "memory.max").exists()
     files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    # Where the kernel ends all processes of the group, this one may be among them.
+    # Not checked: where the kernel kills all processes of the cgroup, it kills this program too.
     arguments = [str(group), *(str(group / name) for name in files), f"/proc/{ranks[0]}"]
     subprocess.run([sys.executable, "-c", _HUNGRY, *arguments], check=False)
 
@@ -81,13 +81,13 @@ def bound_files(pod: Mapping[str, Any], size: int) -> None:
     """Limit the files of the pod's ranks to `size` bytes: writing a checkpoint then fails."""
     for pid in _processes(pod, RANK):
         user = str(Path(f"/proc/{pid}").stat().st_uid)
-        # As that user: root may not be allowed to.
+        # As the owner of the process: root may lack the capability.
         who = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
         shell.output([*who, "prlimit", f"--pid={pid}", f"--fsize={size}:{size}"])
 
 
 def has_pending(pod: Mapping[str, Any], number: signal.Signals, part: str) -> bool:
-    """Return whether all these processes have the signal pending."""
+    """Return whether the signal is pending in all processes of the pod with `part` in their command line."""
     return all(_pending(pid) & 1 << (number - 1) for pid in _processes(pod, part))
 
 

@@ -1,4 +1,5 @@
-"""Warnings and errors of the operator on the cluster. A test waiting in vain because of one can fail early."""
+"""Warnings and errors of the operator on the cluster. If an error makes a test wait in vain, the test can fail
+early."""
 
 import json
 import time
@@ -76,7 +77,7 @@ def _read(kubernetes: Kubernetes, *options: str) -> str:
     try:
         return kubernetes.run(*_LOG, *options)
     except shell.CommandFailed as error:
-        # While the API server is down, or where no container was before.
+        # The API server is down, or the pod has no previous container.
         return f"{error}\n"
 
 
@@ -86,7 +87,7 @@ def _lines(log: str) -> Iterator[Line]:
             try:
                 yield json.loads(text)
             except ValueError:
-                continue  # it was cut
+                continue  # a line that was cut off
 
 
 def _time(line: Line) -> datetime:

@@ -193,7 +193,8 @@ def _reactions(requests: list[Request]) -> Iterable[Reaction]:
 
 
 def _last_ends(ends: Iterable[Request]) -> Iterable[float]:
-    """Return the last end of a pod in each execution: a pod's name is that of its Job, an index and five letters."""
+    """Return the last end of a pod in each execution. A pod's name consists of its Job's name, an index and five
+    letters."""
     last: dict[str, float] = {}
     for end in ends:
         last[end.name.rsplit("-", 2)[0]] = end.done

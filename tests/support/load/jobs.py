@@ -1,4 +1,4 @@
-"""Jobs of the load: good ones with as many workers as asked."""
+"""Jobs of the load: good jobs with any number of workers."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Simulated pods without nodes: they run as soon as they exist, and end with the termination message of a good phase.
 
-kwok could do the first part. The second part is this project's own contract, by which the operator learns a phase's
-result; so pods are simulated as a whole here.
+kwok could run pods. The termination messages, from which the operator learns a phase's result, are this project's own
+contract, so pods are simulated as a whole here.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from tests.support.load.connection import MERGE, Connection
 Json = dict[str, Any]
 
 RUN_SECONDS = 5.0
-"""Minimum seconds that a pod runs, so that the operator's answer to its start is not mistaken for one to its end."""
+"""Least seconds that a pod runs. Otherwise the operator's answer to the start could be taken for the answer to the
+end."""
 _AT_ONCE = 16
 _GONE = 404
 
@@ -37,7 +38,7 @@ class PodKind:
     """Label with the name of the job."""
     container: str
     message: Callable[[Json], str]
-    """Returns the termination message of a pod with these labels."""
+    """Function from the labels of a pod to its termination message."""
 
 
 class Simulator:

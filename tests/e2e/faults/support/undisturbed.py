@@ -40,7 +40,7 @@ class Undisturbed:
     def check(self, job: Job, *extra: str) -> None:
         """Assert the success of `job` with exactly the same weights and moments, and with these additional events."""
         self.check_events(job, *extra)
-        assert job.final_files() == self.files, "the weights differ"
+        assert job.final_files() == self.files, "the weights and moments are equal"
 
     def check_loss(self, job: Job, *extra: str) -> None:
         """Assert the success of `job` with these additional events and the same loss up to rounding: another release
@@ -52,7 +52,7 @@ class Undisturbed:
         """Assert the success of `job` with these additional events."""
         status = job.wait_for_end()
         assert status.state == "Complete", status
-        # Events come after the status.
+        # Wait: events are posted after the status.
         expected = sorted([*self.reasons, *extra])
         wait_for("the events", lambda: sorted(job.reasons()) == expected, job.reasons)
 

@@ -64,11 +64,11 @@ class World:
     pods: dict[str, Json] = field(default_factory=dict)
     events: dict[str, str] = field(default_factory=dict)
     done: set[tuple[str, str]] = field(default_factory=set)
-    """(phase, kind of stage) of each stage whose result is on the checkpoint volume."""
+    """(phase, kind of stage) of each stage with its result on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
-    """Names of Jobs that were running by some status: such a name must never be used again."""
+    """Names of Jobs that some status has reported as running; a new Job must have another name."""
     reports: dict[str, LastReport] = field(default_factory=dict)
-    """Reports that the operator has received, by the name of the pod; it forgets them when it dies."""
+    """Reports that the operator has received, by name of the pod; an operator that dies loses them."""
     made: int = 0
     nodes: int | None = None
     """Number of nodes, each with room for one training pod; None: there is room for all, and nodes have no names."""
@@ -84,9 +84,9 @@ class World:
     api_skew: float = 0.0
     """Seconds by which the clock of the API server is ahead of the operator's."""
     sightings: Sightings = field(default_factory=Sightings)
-    """Times that the operator has observed; it forgets them when it dies."""
+    """Times that the operator has observed; an operator that dies loses them."""
 
-    # What the operator does.
+    # Actions of the operator.
 
     def jobs_list(self) -> list[Json]:
         return copy.deepcopy([body for (kind, _), body in self.objects.items() if kind == "Job"])
@@ -139,7 +139,7 @@ class World:
 
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
         """Carry out a plan up to `effects` requests; then the operator dies."""
-        assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
+        assert not wanted.events or wanted.status != self.status, "every event announces a change of the status"
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
         steps += [partial(self._fail_job, name) for name in wanted.fail_jobs]
         steps += [partial(self._delete_job, name) for name in wanted.delete]
@@ -169,8 +169,8 @@ class World:
         )
 
     def _tell(self, wanted: Plan) -> None:
-        """Write the status, and then post its events. An operator that dies between the two posts none; this case is
-        left out here."""
+        """Write the status, and then post its events. An operator that dies in between posts none; this case is not
+        simulated."""
         self._write(wanted.status)
         for event in wanted.events:
             self._post(event)
@@ -192,14 +192,14 @@ class World:
         name = manifest["metadata"]["name"]
         key = (manifest["kind"], bare(name))
         if key not in self.objects:
-            assert key[0] != "Job" or name not in self.begun, f"{name} is made a second time"
+            assert key[0] != "Job" or name not in self.begun, f"no Job named {name} has run before"
             self.objects[key] = copy.deepcopy(manifest)
             if key[0] == "Job" and manifest["spec"].get("suspend"):
                 (self.hold if self.queues else self.admit)(key[1])
 
     def _stop(self, name: str) -> None:
         if name in self.pods:
-            assert self._is_doomed(self.pods[name]), f"{name} could still save"
+            assert self._is_doomed(self.pods[name]), f"{name} is stopped only if its execution can save nothing"
             self._ask_to_end(self.pods[name], STOP_SECONDS)
 
     def _is_doomed(self, pod: Json) -> bool:
@@ -245,7 +245,7 @@ class World:
     def _delete_job(self, name: str) -> None:
         self.objects.pop(("Job", bare(name)), None)
 
-    # What a queue does.
+    # Actions of a queue.
 
     def hold(self, name: str) -> None:
         """Suspend a Job. If it runs already, its pods save and end."""
@@ -262,7 +262,7 @@ class World:
     def held(self) -> list[str]:
         return [name for (kind, name), body in self.objects.items() if kind == "Job" and read_job(body).queued]
 
-    # What the Job controller does.
+    # Actions of the Job controller.
 
     def control(self) -> None:
         """Let kubelets end pods that were asked to end, except on lost nodes, and let the Job controller act."""
@@ -291,7 +291,7 @@ class World:
         alive = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
         failed = "Failed" in phases or len(phases) < job["spec"]["completions"]
         if alive and phases.count("Succeeded") == read_job(job).workers:
-            # Its success policy: spare pods wait for nothing. The Job waits for the end of each of them.
+            # The Job's success policy is met: its spare pods end, and the Job waits for the end of each.
             for pod in filterfalse(_is_lost, alive):
                 self.vanish(pod)
             if not any(map(_is_lost, alive)):
@@ -326,7 +326,7 @@ class World:
         execution = read_job(job).execution
         for other in self.alive():
             ours = read_pod(other).execution == execution or self._has_lost_peers(other)
-            assert ours, f"{execution} starts while {other['metadata']['name']} runs"
+            assert ours, f"{execution} starts after the end of {other['metadata']['name']}"
         self._check_order(execution)
         self.made += 1
         name = f"{job['metadata']['name']}-{index}-{self.made}"
@@ -348,11 +348,11 @@ class World:
         stages = [stage for name in names for stage in ((name, "delink"), (name, "train"))][1:]
         place = stages.index((execution.phase, execution.kind.value))
         missing = set(stages[:place]) - self.done
-        assert not missing, f"{execution} starts before {missing}"
-        # What later stages made of an earlier run of this one has nothing to do with what it makes now.
+        assert not missing, f"{execution} starts after {missing}"
+        # Results of later stages came from an earlier run of this stage, and do not follow from its new result.
         self.done -= set(stages[place + 1 :])
 
-    # What kubelets and trainers do.
+    # Actions of kubelets and trainers.
 
     def pods_of(self, job: Json) -> list[Json]:
         return [pod for pod in self.pods.values() if pod["metadata"]["job"] == job["metadata"]["name"]]
@@ -361,7 +361,7 @@ class World:
         return [pod for pod in self.pods.values() if _trainer_lives(pod)]
 
     def kept_by_proxies(self) -> list[Json]:
-        """Return pods whose trainer has ended, and which hold their nodes."""
+        """Return the pods that still hold their nodes after the end of their trainer."""
         running = (pod for pod in self.pods.values() if pod["status"]["phase"] == "Running" and "over" not in pod)
         return [pod for pod in running if not _trainer_lives(pod)]
 
@@ -425,7 +425,8 @@ class World:
         step = self._last_step(execution)
         known = memberships(self.status).get(execution)
         if "fence" in pod and known and known.restart > pod["fence"].membership:
-            # Its ranks are from before a spare pod took a place: they save nothing, and are done once they have met.
+            # The pod's ranks are from before a takeover: they can save nothing, and succeed only after another
+            # rendezvous.
             if outcome == "Succeeded":
                 self._begin_ranks(pod)
             outcome = "Failed" if outcome == "Yielded" else outcome
@@ -502,7 +503,8 @@ class World:
         return InPlace(restarts=pod["restarts"], peer_lost=peer_lost, message="killed")
 
     def _own_restarts(self, pod: Json) -> int:
-        """Return how many more restarts the pod may decide on, of the number that pods are told."""
+        """Return the number of restarts in place that the pod may still decide on; at first the number in its
+        configuration."""
         job = self.objects.get(("Job", bare(pod["metadata"]["job"])))
         if "own_restarts" in pod or job is None:
             return int(pod.get("own_restarts", 0))
@@ -510,7 +512,8 @@ class World:
         return int(json.loads(told).get("inPlace", 0))
 
     def _last_step(self, execution: Execution) -> int:
-        """Return the last step of the phase, as its pods were told; for a delink, that of the phase after it."""
+        """Return the last step of the phase, as announced to its pods; for a delink, the last step of the next
+        phase."""
         for body in self.jobs_list():
             if (told := read_job(body).last_steps) and read_job(body).execution == execution:
                 return int(told.partition("/")[0])
@@ -593,7 +596,7 @@ class World:
         """Let all parties do their part from here on; orphans end only after the operator has had its chance to act."""
         for _ in range(rounds):
             self.settle()
-            # Longer than any back-off.
+            # Longer than any backoff.
             self.tick(301)
             self.settle()
             for name in self.held():

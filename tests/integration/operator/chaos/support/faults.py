@@ -78,7 +78,7 @@ _SAMPLED = {
     Target.READ: (Kind.ANSWER_404, Kind.ANSWER_410),
     Target.WATCH: (Kind.ANSWER_429,),
 }
-# No two lives send quite as many requests, and the last ones of a long life must be covered.
+# The number of requests differs between lives, and the last requests of a long life must be covered, too.
 _MORE = 4
 
 

@@ -39,7 +39,7 @@ class Story:
 
 @dataclass
 class Life:
-    """One job in its own namespace, with its own operator behind its own proxy."""
+    """One job in its own namespace, with its own operator, which reaches the API server through its own proxy."""
 
     cluster: Cluster
     proxy: Proxy
@@ -111,7 +111,7 @@ class Life:
     def _run_pods(self) -> None:
         """Advance every pod by one step."""
         for pod in self.job.children("api/v1 pods"):
-            # What the garbage collector took meanwhile.
+            # The garbage collector may have deleted the pod meanwhile.
             with suppress(client.exceptions.NotFoundException):
                 self._run_pod(pod)
 

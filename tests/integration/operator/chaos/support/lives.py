@@ -19,11 +19,11 @@ from tests.support.installed import make_namespace
 from tests.support.operator_process import Operator
 from tests.support.patience import wait_for
 
-# A life waits half of its time.
+# Twice the number of processors, because a life waits half of its time.
 AT_A_TIME = 2 * (os.cpu_count() or 1)
 RESTARTING = {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.ANSWER_404, Kind.ANSWER_409, Kind.ANSWER_410, Kind.ERROR_500}
-"""Faults with a possible restart of the operator: kopf ends it after such an answer to one of kopf's own read requests,
-or after an error other than 410 on kopf's watch."""
+"""Faults after which the operator may be restarted: kopf ends the operator after these answers to its own read
+requests, and after an error other than 410 on its own watch."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _complaint(life: Life, fault: Fault, calm: Undisturbed) -> str:
         return f"it was not injected, of {dict(life.proxy.counts)}"
     if life.starts > 1 and fault.kind not in RESTARTING:
         return f"the operator had to be started {life.starts} times\n{life.explain()}"
-    # What the loop of a job does not know it logs with the place.
+    # The operator logs unforeseen errors with their place in the code.
     return "\n".join(line for line in life.operator.log.read_text().splitlines() if _is_surprise(line))
 
 

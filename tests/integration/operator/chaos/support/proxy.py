@@ -34,7 +34,7 @@ _CODES = {
 }
 _ERRORS = (Kind.ERROR_410, Kind.ERROR_500)
 _DISCOVERY = f"/apis/{GROUP}/{VERSION}"
-# What a watch tells is one line.
+# An event of a watch is one line.
 _LINE_BYTES = 2**21
 
 
@@ -57,7 +57,7 @@ class Exchange:
             return (Target.WRITE, Target.NEWS)
         if PLURAL in self.path:
             return (Target.WRITE, Target.STATUS) if self.path.endswith("/status") else (Target.WRITE,)
-        # Renewals of the Lease come whenever their time has come, and are no write of a job.
+        # Renewals of the Lease follow the clock, and do not write to the job's objects.
         return (Target.WRITE,) if "/leases/" in self.path else (Target.WRITE, Target.CHILD)
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Proxy:
         self._loop, self._end, self._released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         app = web.Application(client_max_size=_LINE_BYTES)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        # At the end, what hangs is cut off.
+        # At the end, requests that hang are cut off.
         runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -210,7 +210,7 @@ class Proxy:
     ) -> web.StreamResponse:
         await answer.prepare(request)
         async for line in upstream.content:
-            # An operator that was killed sees nothing any more; what counts is the watch of the next one.
+            # The operator was killed: only the watches of the next operator count.
             if request.transport is None or request.transport.is_closing():
                 break
             whose = Target.JOB_CHANGE if PLURAL in exchange.path else Target.CHILD_CHANGE

@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock jumps ahead while all tasks sleep, so minutes pass in milliseconds,
+"""Virtual time: an event loop with a clock that jumps ahead while all tasks sleep, so minutes pass in milliseconds,
 reproducibly."""
 
 import asyncio
@@ -13,7 +13,7 @@ class _LeapingSelector(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everybody waits for something that never comes"
+        assert timeout is not None, "some task sleeps for a limited time, so the clock can jump"
         self.now += max(0.0, timeout)
         return super().select(0)
 

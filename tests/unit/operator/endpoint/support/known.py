@@ -1,4 +1,4 @@
-"""Pods whose tokens are known without an API server, and the TLS context of the endpoint."""
+"""Pods with tokens that are known without an API server, and the TLS context of the endpoint."""
 
 import ssl
 from dataclasses import replace

@@ -179,7 +179,7 @@ class ApiServer:
         if "PartialObjectMetadataList" in request.headers.get("Accept", ""):
             head = b'{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":'
             return await _send(request, head + _text(metadata) + b',"items":[', [one.partial for one in page], b"]}")
-        # As of custom resources, whose fields come by their names.
+        # Fields sorted by name, as in lists of custom resources.
         tail = b'],"kind":"List","metadata":' + _text(metadata) + b"}"
         return await _send(request, b'{"apiVersion":"v1","items":[', [one.body for one in page], tail)
 
@@ -197,7 +197,7 @@ class ApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         async with self._watching(plural) as queue:
-            # What was changed since the version that is asked for.
+            # First the objects changed after the requested resourceVersion.
             since = int(request.query.get("resourceVersion") or 0)
             for one in sorted(self.objects[plural].values(), key=lambda one: int(one.metadata["resourceVersion"])):
                 if int(one.metadata["resourceVersion"]) > since:

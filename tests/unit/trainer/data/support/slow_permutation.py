@@ -12,7 +12,7 @@ def splitmix64(state: int) -> int:
 
 
 def permuted(index: int, count: int, *key: int) -> int:
-    assert 0 <= index < count, "a number from outside may never come inside"
+    assert 0 <= index < count, "the index is inside: from an index outside, the loop may never end"
     half = 4
     while 4**half < count:
         half += 1

@@ -15,7 +15,7 @@ def write_native(
     folder: Path, *shards: Iterable[Tokens], vocabulary: int = 256, end: int = 0, sequence: int | None = None
 ) -> Index:
     """Write token files of the tokenizer Bytes. `shards`: the documents of each shard, without end tokens; each token
-    counts as one byte of text. `sequence`: tokens of a row, if the index shall say that documents are packed."""
+    counts as one byte of text. `sequence`: tokens of a row, to mark documents as packed in the index."""
     written = []
     for number, documents in enumerate(shards):
         with ShardWriter(folder, number, vocabulary=vocabulary, end_of_document=end) as writer:

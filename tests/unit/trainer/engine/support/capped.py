@@ -11,8 +11,8 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmData
 
 
 def environment() -> dict[str, str]:
-    # Stacks and arenas would count as data, and their number is that of the machine; and the C library is to give back
-    # what is freed, instead of keeping it in pieces.
+    # Stacks and arenas count as data, and by default their number depends on the machine. With a fixed threshold, the C
+    # library returns freed memory to the system.
     own = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
     return dict(os.environ) | own
 

@@ -28,7 +28,7 @@ FAULTS = {1: ("blocks.1", nan), 3: ("head", inf)}
 class SkippingCase(Case):
     @property
     def optimizer(self) -> OptimizerSpec:
-        # A bound that nothing reaches: the factor is 1, to the bit, however the norm is summed.
+        # No norm reaches this bound: the clip factor is exactly 1, in whatever order the norm is summed.
         return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm="1000"), non_finite="Skip")
 
 
@@ -45,7 +45,7 @@ def spoilt(case: Case) -> AbstractContextManager[object]:
             name, value = FAULTS[step]
             if names[name] == unit:
                 first, *others = gradients
-                assert first is not None, "matrices come first"
+                assert first is not None, "the first parameter of a unit is a matrix, and has a gradient"
                 changed = first.clone()
                 changed.view(-1)[3] = value
                 gradients = [changed, *others]

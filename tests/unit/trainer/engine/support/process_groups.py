@@ -1,7 +1,6 @@
-"""Process groups that neighbouring cases share if they need the same ones: creating groups takes longer than many a
-case.
+"""Process groups, shared by consecutive cases that need the same groups: their creation takes longer than many cases.
 
-Groups are destroyed when there are many, as each has threads, one of which wakes up a hundred times a second.
+Groups are destroyed when there are many, because each has threads, and one of them wakes up a hundred times a second.
 """
 
 import gc
@@ -46,5 +45,5 @@ def _end_all() -> None:
     for groups in _made.values():
         groups.close()
     _made.clear()
-    # Engines that are done lie in cycles, and hold the groups.
+    # Closed engines are in reference cycles, and hold the groups.
     gc.collect()

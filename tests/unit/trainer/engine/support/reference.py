@@ -183,7 +183,7 @@ def _behind(model: Transformer, prompt: list[int], seed: int, *, documents: bool
     for _ in range(WRITTEN):
         seen = text[-length:]
         if documents:
-            # Any token that goes on: that part of the row is the newest document.
+            # Append any token that does not end a document: the last part is then the newest document.
             seen = [token for token, _ in cut([*seen, END + 1], END)[-1]]
         logits = model(torch.tensor([seen + [0] * (length - len(seen))]))[0, len(seen) - 1]
         text.append(draw(logits, SAMPLING, generator))

@@ -107,7 +107,7 @@ def run_wanted(folder: Path) -> dict[Case, list[Result]]:
 def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
     """Return case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
-    # Cases that need the same groups of ranks are neighbours, so that these are made once.
+    # Cases that need the same process groups follow each other, so that the groups are created once.
     for case in sorted(cases, key=lambda case: str(needed_groups(case.layout))):
         worlds.setdefault(case.world, []).append(case)
     found: dict[Case, list[Result]] = {}
@@ -156,7 +156,7 @@ def _named(case: Case, ranks: Ranks, folder: Path, *, writes: bool) -> Result:
     try:
         return run_case(case, ranks, folder, writes=writes)
     except Exception as error:
-        # The other ranks wait for this one: it must end, and they with it.
+        # The other ranks wait for this rank, so it must end, which ends them too.
         raise RuntimeError(f"case {case.name}") from error
 
 
@@ -227,7 +227,7 @@ def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor
         flat = torch.cat([part for _, part in sorted(parts, key=_begin)])
         shapes = [parameter.shape for parameter in unit.parameters]
         for parameter, view in zip(unit.parameters, views(flat, shapes), strict=True):
-            # What no rank has stays not a number.
+            # Elements that no rank holds stay NaN.
             tensor = whole.setdefault(parameter.name, torch.full(parameter.whole, torch.nan, dtype=flat.dtype))
             tensor.view(-1)[parameter.begin : parameter.begin + parameter.numel] = view.flatten()
     return whole

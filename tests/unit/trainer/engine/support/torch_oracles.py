@@ -128,7 +128,7 @@ def sharded(rank: int, case: Case) -> Trained:
             logits = model(windows[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
             loss = loss / batch[:, :, 1:].numel()
-            # It takes the mean over the ranks, where the sum is meant.
+            # fully_shard averages gradients over the ranks, and the gradient here is their sum.
             (loss * WORLD).backward()
             total += loss.detach()
         return total

@@ -34,7 +34,7 @@ class Server:
         self.manner = "answers"
         """How the server answers: "answers", "hangs", "garbage", "no http", or a status such as "500"."""
         self.finishes: set[str] = set()
-        """Tokens of the pods to be told to finish their phase."""
+        """Tokens of the pods that the answers ask to finish their phase."""
         self.membership: Membership | None = None
         self.authorities: str | None = None
         """CA certificates (PEM) that the answers tell pods to trust."""

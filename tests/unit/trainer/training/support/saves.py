@@ -128,7 +128,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def keep(store: CheckpointStore, manifest: Manifest, text: str, steps: range) -> None:
-    """Write committed checkpoints of these steps, with manifests like `manifest`, whose JSON is `text`."""
+    """Write committed checkpoints of these steps, with manifests like `manifest`; `text` is the JSON of `manifest`."""
     assert isinstance(store.folder, Path)
     said = f'"step": {manifest.step},'
     assert text.count(said) == 1

@@ -40,7 +40,8 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> FakeMemory:
 
     A thread that asks torch for pinned memory fails, even on a machine with a GPU.
     """
-    # With its first device as a context torch notes its factories for good: they must be its own, not those below.
+    # When a device is first used as a context, torch records its factory functions for good: do this before the
+    # patches.
     with torch.device("cpu"):
         torch.empty(0)
     fake = FakeMemory(PlainMemory())

@@ -1,4 +1,4 @@
-"""Passes of single modules, whose bytes are compared with the memory plan."""
+"""Passes of single modules, for comparing their bytes with the memory plan."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -74,8 +74,8 @@ def somewhere(workers: int, chance: random.Random) -> list[Place]:
 
 
 def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
-    """Return the bytes that cross between places, counted from the records of each rank. `places` are those of the
-    ranks. The best order of each ring is found by trying all."""
+    """Return the bytes that cross between places, counted from the records of each rank. `places` has the
+    place of each rank. The best order of each ring is found by trying all."""
     total: Counter[str] = Counter()
     mesh = job.layout.mesh
     plan = step_plan(job.layout)
