@@ -2,8 +2,8 @@
 DeepSeek (arXiv 2412.19437). No expert is ever full, so no token depends on another.
 
 Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps it
-grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, over each sequence or over the whole step, has a
-gradient. A z-loss keeps the router's outputs small.
+grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, over each
+sequence or over the whole step, has a gradient. A z-loss keeps the router's outputs small.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -64,15 +63,22 @@ class _Groups:
     checkpoint: object
 
 
-_BLUEPRINT = SimpleNamespace(units=UNITS, master=torch.float32)
-_STATE = SimpleNamespace(capture_wait_seconds=0.0)
+@dataclass(frozen=True)
+class _Blueprint:
+    units: Any = UNITS
+    master: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class _EngineState:
+    capture_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Engine:
     groups: _Groups
-    blueprint: Any = _BLUEPRINT
-    state: Any = _STATE
+    blueprint: _Blueprint = _Blueprint()
+    state: _EngineState = _EngineState()
 
 
 @dataclass(frozen=True)
