@@ -64,7 +64,7 @@ def starve(pod: Mapping[str, Any]) -> None:
     group = _memory_group(ranks[0])
     unified = (group / "memory.max").exists()
     files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    # Not checked: where the kernel kills all processes of the cgroup, it kills this program too.
+    # Not checked: where the kernel kills all processes of the cgroup, it kills the started program too.
     arguments = [str(group), *(str(group / name) for name in files), f"/proc/{ranks[0]}"]
     subprocess.run([sys.executable, "-c", _HUNGRY, *arguments], check=False)
 

@@ -88,6 +88,7 @@ class Meter:
         """`waited_for_data` returns the total seconds of waits for samples."""
         self._heartbeat, self._waited_for_data = heartbeat, waited_for_data
         self.seconds = 0.0
+        """Seconds of all steps of this process, without validation and checkpoints."""
         self.waited = 0.0
         """Seconds of the newest step during which reductions and updates blocked the main thread."""
         self.data_seconds = 0.0
