@@ -39,7 +39,7 @@ class Host:
 
     @property
     def exists(self) -> bool:
-        """Whether the namespace exists; a handle left over from before a crash is a file without a namespace."""
+        """Whether the handle of the namespace exists; after a crash, the handle can be a file without a namespace."""
         return self.handle.exists()
 
 
