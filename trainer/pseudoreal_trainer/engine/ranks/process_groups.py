@@ -185,8 +185,8 @@ def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | N
 
 
 def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
-    """Return the sets of pipeline ranks that share a unit of these pools, and each pipeline rank alone, as layers are
-    measured there; every set is its own key."""
+    """Return the sets of pipeline ranks that share a unit of these pools, and a set with each single pipeline rank, for
+    measuring its layers. Each set is its own key."""
     alone = ((rank,) for rank in range(layout.pipeline))
     common = {
         layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.pool_of(unit) in pools
@@ -238,7 +238,7 @@ def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group | None]
 def _own_group_of_each(
     layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, Users], groups: Callable[[Users], Groups]
 ) -> dict[_Name, Group | None]:
-    """Return this rank's group of each set that it is in, by name; None: it is alone in the set.
+    """Return name -> this rank's group, for each set that contains this rank; None: the group has no other ranks.
 
     `sets`: name -> pipeline ranks. `groups`: returns the groups of ranks for a set of pipeline ranks.
     """
@@ -251,8 +251,8 @@ def _own_group_of_each(
 
 
 def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
-    """Return the names in lists of disjoint sets, in as few lists as a greedy search finds: about five for the channels
-    of a ring."""
+    """Return the names in lists of disjoint sets. A greedy search keeps the number of lists low: about five for the
+    channels of a ring."""
     rounds: list[list[_Name]] = []
     for name, members in sets.items():
         fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))
