@@ -151,12 +151,12 @@ def _start_of_backward(layout: Layout, position: int, m: int) -> Iterator[PassPa
 
 
 def _with_neighbours(numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], int, Sequence[int]]]:
-    """Yield each number with the numbers next to it: before and after, at most one each."""
+    """Yield (previous number or nothing, number, next number or nothing) for each number."""
     return ((numbers[max(0, i - 1) : i], number, numbers[i + 1 : i + 2]) for i, number in enumerate(numbers))
 
 
 def _consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive numbers: the first number of each run, and the length."""
+    """Yield (first number, length) of each run of consecutive numbers."""
     for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
         found = [number for _, number in run]
         yield found[0], len(found)
