@@ -1,12 +1,14 @@
 """Bytes of a pass: tensors saved for backward, and the peak of a backward pass. Pure.
 
-Derived from the operations of the modules in model/ on each device, tensor by tensor. Devices differ in two operations:
-on the CPU a norm is a chain of single operations, on a GPU it is one operation that saves its input and the inverse
-root; and the CPU casts into separate memory when it adds tensors of two types. Attention on a GPU is torch's flash
-kernel in bfloat16 and its efficient kernel in float32; float64 has neither, and takes more than is counted here.
+Derived from the operations of the modules in model/ on each device, tensor by tensor. Devices differ in two operations.
+A norm is a chain of single operations on the CPU; on a GPU it is one operation that saves its input and the inverse
+root. And the CPU casts into separate memory when it adds tensors of two types. Attention on a GPU is torch's flash
+kernel in bfloat16 and its efficient kernel in float32. In float64 neither kernel exists, and attention takes more
+memory than is counted here.
 
 Only tensors count. Bytes that kernels allocate for themselves while they run depend on the processor: packed operands
-of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures them.
+of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures these
+bytes.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class AutogradMemory(SavedTensors):
     """Bytes of passes over `tokens` tokens: saved for backward, and peaks."""
 
     max_chunk_tokens: int | None = None
-    """Most tokens of a chunk of the loss; None: the loss has one chunk."""
+    """Maximum number of tokens of a chunk of the loss; None: the loss has one chunk."""
 
     @property
     def boundary(self) -> int:
@@ -91,8 +93,8 @@ class AutogradMemory(SavedTensors):
         logits = self._chunk_tensors.logits
         names = ["log-probabilities", "their gradient", "gradient of the logits"]
         if self.sizes.has_z_loss:
-            # The z-loss comes last in the forward pass, so its backward pass runs first; the log-probabilities wait
-            # until then.
+            # The z-loss comes last in the forward pass, so its backward pass runs first. Until then the
+            # log-probabilities stay in memory.
             names = ["log-probabilities", "logits", "logits less their log-sum-exp", "probabilities", "gradient"]
         if self.sizes.model.logit_soft_cap is not None:
             names.append("hyperbolic tangents")
@@ -224,19 +226,19 @@ class AutogradMemory(SavedTensors):
         t = self._tensors
         table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters()}
         if t.is_fused or t.norm_casts:
-            # Otherwise the norm's own gradient is added to it in place.
+            # Otherwise the gradient of the norm is added to this gradient in place.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
         return total(self._upcast_norm_input, self._norm_backward, table)
 
     @property
     def _norm_backward(self) -> Table:
-        """Gradients of a norm's features, [B, T, H] each. Of the saved tensors, only the norm's input is still
-        alive."""
+        """Gradients of a norm's features, [B, T, H] each. Of the tensors saved for backward, only the norm's input is
+        still in memory."""
         return self._norm_backward_of(self._tensors.hidden, self._tensors.hidden_accumulation)
 
     def _norm_backward_of(self, features: int, wide: int) -> Table:
-        """Return the gradients of a norm's features. `features`, `wide`: their bytes in the compute type and in the
-        accumulation type."""
+        """Return the gradients of a norm's features. `features`, `wide`: bytes of the features in the compute type and
+        in the accumulation type."""
         if self._tensors.is_fused:
             return {"gradient of the output": features, "gradient of the input": features}
         return {
@@ -261,8 +263,8 @@ class AutogradMemory(SavedTensors):
 
 
 def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
-    """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk
-    of the loss; None: no bound."""
+    """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
+    tokens of a chunk of the loss; None: the loss has one chunk."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))
