@@ -36,7 +36,7 @@ class PendingAllGather:
 
     def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
         """`flat`: output, [all parts]. `part`: this rank's own part, on the same device. The gather owns both tensors
-        until it is done; `part` must not change before."""
+        until it is done; `part` must not change before then."""
         self._groups, self._flat, self._part, self._trace = groups, flat, part, trace
         self._inter_work: dist.Work | None = None
         self._intra_work: dist.Work | None = None
@@ -213,8 +213,8 @@ class Copies:
             self._bound[module] = flat
 
     def flat(self, unit: int) -> Tensor:
-        """Return the working copy of a unit, [padded numel]. Raises NotResident if it has none or its fetch is not
-        finished."""
+        """Return the working copy of a unit, [padded numel]. Raises NotResident if the unit has no working copy, or if
+        its fetch is not finished."""
         if unit in self._store.resident:
             return self._store.resident[unit]
         copy = self._copies.get(unit)

@@ -39,7 +39,7 @@ def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Ite
 
 @dataclass(frozen=True)
 class _Contexts:
-    """Micro-batches that end with a known text, one text each, for computing the text's next token."""
+    """Micro-batches for computing the next token of each text. Each has the last tokens of one text."""
 
     texts: Sequence[Sequence[int]]
     sequence: int

@@ -216,8 +216,8 @@ class StepExecutor:
     def _agree_is_final(self) -> bool:
         """True if all values of the agreement are known when Agree is executed.
 
-        With global clipping, Agree follows all passes. Otherwise it comes among them, before the expert load and the
-        skipped units are known; `ReductionThread.request_final_agreement` then agrees on these.
+        With global clipping, Agree follows all passes. Otherwise Agree comes between passes, before the expert load and
+        the skipped units are known; `ReductionThread.request_final_agreement` then agrees on these values.
         """
         counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)

@@ -91,7 +91,8 @@ def _groups(
 
 
 def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
-    """Return number -> positions of its layers, both ascending."""
+    """Return number of a block or of experts -> positions of the layers that use it. Numbers and positions are
+    ascending."""
     return {
         number: tuple(position for position, used in enumerate(numbers, start=1) if used == number)
         for number in sets_of(numbers)
@@ -119,7 +120,8 @@ class SimilarityProbe:
         self._cosines = NeighbourCosines(groups)
 
     def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of one micro-batch for the parameters of one of the position's units, in their order."""
+        """Add the gradients of one micro-batch for one of the position's units. `gradients`: one per parameter of the
+        unit, in order."""
         if unit not in self._groups.layout.shared_units(position):
             return
         if (position, unit) not in self._accumulators:
@@ -183,7 +185,8 @@ class GroupSquares:
         }
         """Group -> parameters of the shared unit, with all experts."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
-        """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once it is squared."""
+        """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once the sum is
+        squared."""
         most = max((sum(map(_sum_count, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(layer_groups), most, dtype=torch.float64, device=groups.device)
         """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have

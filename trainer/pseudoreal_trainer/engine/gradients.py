@@ -107,7 +107,7 @@ class GradientAccumulator:
 
 @dataclass(frozen=True)
 class PendingReduction:
-    """Sum of one unit's gradient over the ranks that use it, in flight."""
+    """Sum of one unit's gradient over the ranks that use the unit, in flight."""
 
     unit: int
     result: Tensor

@@ -113,8 +113,8 @@ class PlanRun:
         return self.training
 
     def tensors_of(self, flow: Flow) -> dict[Key, Tensor]:
-        """Return the tensors of this rank that can cross pipeline ranks in this flow: inputs of positions, or their
-        gradients."""
+        """Return (position, micro-batch) -> tensor of this rank that this flow can send to another pipeline rank: the
+        input of the position, or its gradient."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
     def add_router_statistics(self, position: int, sums: Tensor) -> None:
@@ -139,7 +139,7 @@ class TokenBuffer:
         self._streams, self._device, self._memory = streams, device, memory
         self._block = Block(0, memory)
         self._used = 0
-        """Bytes that this run has used."""
+        """Bytes that the current run has used."""
         self._copied: Event = None
         """Event after which the copies of all runs so far are done."""
 

@@ -2,7 +2,7 @@
 
 A kernel's first launch loads it, libraries create handles and workspaces, the allocator asks the driver for memory:
 each of these may wait for all kernels of the device. A receive kernel ends only when another rank has sent, and that
-rank may first need something from this one. So all of it happens while no receive is pending.
+rank may first need something from this rank. So the warm-up runs while no receive is pending.
 """
 
 from collections.abc import Sequence

@@ -114,8 +114,8 @@ class Effects:
     resources: tuple[Resource, ...] = ()
     """Resources that execute the record, one after the other."""
     after: tuple[Record, ...] = ()
-    """Earlier records of this rank whose results the record uses, named as by `result`. An Update is from the step
-    before; a record may be absent (no Update before the first step)."""
+    """Earlier records of this rank whose results the record uses, named as by `result`. An Update belongs to the
+    previous step. A record may be absent: before the first step there is no Update."""
     message: Receive | None = None
     """Message from another pipeline rank that this record is the first to need."""
     accumulates: tuple[int, ...] = ()
@@ -204,7 +204,8 @@ def _awaited_legs(layout: Layout, record: Pass) -> tuple[Leg, ...]:
 
 
 def awaited_message(layout: Layout, record: Record) -> Receive | None:
-    """Return the message from another pipeline rank that this record is the first to need; None if it needs none."""
+    """Return the message from another pipeline rank that this record is the first to need; None if there is no such
+    message."""
     if is_first_use_of_input(record, layout):
         return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
     if is_first_use_of_gradient(record, layout):
@@ -238,7 +239,7 @@ class Group:
     kind: Literal["holders", "replicas", "data", "experts", "same experts", "peer"]
     pool: Pool = "Blocks"
     users: Users = ()
-    """Pipeline ranks that use the units (holders), or the one that receives (peer)."""
+    """Pipeline ranks that use the units (holders), or the pipeline rank that receives (peer)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ no tokens: an exchange needs all of its ranks.
 
 Two micro-batches are in flight at a time, so that the rows of one travel while the experts compute on the other. Tokens
 of all neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the
-graph of one micro-batch, and of the next one, whose rows are travelling. The gradients of a micro-batch's tokens are
-waited for, as a third graph would cost more memory than this wait is worth.
+graph of one micro-batch, and of the next one, while the rows of the next one travel. The main thread waits for the
+gradients of a micro-batch's tokens: a third graph would cost more memory than this wait is worth.
 
 If a rank's experts are cut into groups, each group computes on all micro-batches before the next group. So a group is
 fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches stay in

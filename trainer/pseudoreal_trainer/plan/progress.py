@@ -38,7 +38,7 @@ class _Rank:
     main: deque[Record]
     """Records for the main thread, in plan order."""
     free_buffers: dict[Pool, int]
-    """Number of free gradient buffers."""
+    """Pool -> number of free gradient buffers."""
     reduction: deque[Record] = field(default_factory=deque)
     """Records that the main thread has handed to the reduction thread."""
     accumulating: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""The records of a step plan. A rank's plan is a tuple of them, executed in order.
+"""The records of a step plan. A rank's plan is a tuple of records, executed in order.
 
 Positions count the model's chain: 0 is the embedding, 1..L are the layers, L + 1 is the final norm with the head and
 the loss. A unit is an index into the model's units; layers that share a block use the same unit.
@@ -76,15 +76,15 @@ class Read:
 
     unit: int
     wanted_by: int | None = None
-    """As in `Fetch`."""
+    """Position whose tokens need a group of experts, as in `Fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Start to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
 
-    Pipeline ranks that share the unit gather it once, before everything else, so that no rank waits in the gather for a
-    rank that waits for it.
+    Pipeline ranks that share the unit gather it once, before everything else. Later, a rank could wait in the gather
+    for a rank that waits for one of its messages.
     """
 
     unit: int
@@ -133,7 +133,7 @@ class Count:
 
     position: int
     first: int
-    """First of the micro-batches."""
+    """Index of the first micro-batch."""
     micro_batches: int
 
 

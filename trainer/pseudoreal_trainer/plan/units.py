@@ -104,7 +104,7 @@ class Unit:
         return self.parameters[0].experts
 
     def of_experts(self, experts: range) -> "Unit":
-        """Return the unit with only these neighbouring experts, which must be among its own."""
+        """Return the unit with only these neighbouring experts. The unit must have all of them."""
         own = self.experts
         assert own is not None, "only units of experts are cut by experts"
         assert experts.start in own, "the first expert is among the unit's own"
@@ -224,7 +224,7 @@ def _router(model: Model) -> Shapes:
 
 
 def _experts(model: Model, number: int) -> Unit:
-    """Return the unit of the experts of this number, with all of them."""
+    """Return the unit of experts with this number, with all of its experts."""
     assert model.experts is not None, "layers have experts"
     count, name = model.experts.count, experts_name(number)
     of_each = _feed_forward(model.hidden_size, model.expert, name)

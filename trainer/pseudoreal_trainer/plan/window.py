@@ -3,9 +3,9 @@
 At every change of unit a window holds the units that are needed next. So fetches are as early and as few as possible:
 with L units in layered order and a window of k, 2L - k per step, whatever the number of micro-batches.
 
-A group of experts is fetched for the tokens of one position, at the earliest when these are counted. It is dropped
-before another position's tokens need it, because the tokens of that position decide again whether to fetch it. It is
-dropped as soon as it is no longer needed, because the tokens for the next unit may come much later.
+A group of experts is fetched for the tokens of one position, at the earliest when these tokens are counted. The group
+is dropped before it serves another position, because the tokens of that position decide again whether to fetch it. The
+group is dropped as soon as it is no longer needed, because the tokens for the next unit may come much later.
 """
 
 from collections.abc import Callable, Iterator, Sequence

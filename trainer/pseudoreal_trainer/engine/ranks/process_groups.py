@@ -60,8 +60,8 @@ class ProcessGroups:
     layout: Layout
     ranks: Ranks
     of_units: Mapping[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
-    """(pool, users) -> groups of the ranks that hold such a unit: for experts the ranks with the same experts, for
-    other units all ranks of the users. Empty if there is one rank."""
+    """(pool, users) -> groups of the ranks that hold units of this pool with these users: for experts the ranks with
+    the same experts, for other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     same_experts: Group | None = None
@@ -141,8 +141,9 @@ def create_process_groups(layout: Layout, ranks: Ranks) -> ProcessGroups:
 def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
     """Return the groups of this rank, without connections.
 
-    On GPUs each rank calls torch a constant number of times, whatever the number of ranks, and twice for each set of
-    pipeline ranks that share a block. On CPUs, where a call costs nothing, it calls torch once per group.
+    On GPUs the number of torch calls of a rank does not depend on the number of ranks: it is a constant, plus two calls
+    for each set of pipeline ranks that share a block. On CPUs, where a call costs nothing, each rank calls torch once
+    per group.
     """
     maker = _GroupMaker(ranks)
     columns = [*map(list, layout.mesh.groups("pipeline"))]

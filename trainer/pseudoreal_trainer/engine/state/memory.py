@@ -1,10 +1,10 @@
 """State of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
 
-On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. One after the other over a vector
-larger than the cache, they touch 42 bytes of memory per element of a bfloat16 unit: the gradient twice (8), everything
-once (28), weights and copy (6). Here all three run over a piece that fits in a core's cache before the next piece
-starts. What is left is 30 bytes: the gradient once (4), weights and moments read and written (24), the copy written
-(2).
+On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. If each kernel ran over the whole
+vector, and the vector did not fit in the cache, they would touch 42 bytes of memory per element of a bfloat16 unit: the
+gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that fits in a
+core's cache before the next piece starts. 30 bytes remain: the gradient once (4), weights and moments read and written
+(24), the copy written (2).
 """
 
 from abc import ABC, abstractmethod
@@ -29,9 +29,9 @@ Purpose = Literal["weights", "moments", "gradients"]
 """Purpose of memory. Weights are counted in both dtypes."""
 
 PIECE = PIECE_ELEMENTS
-"""Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
-the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares sizes.
-The speedup depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
+"""Number of elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one
+kernel to the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares
+sizes. The speedup is between 1 and 1.4, the ratio of the bytes; it depends on how many cores share the memory."""
 _LEAST_PIECE = 1 << 14
 """Fewest elements for which waking another thread is worth its time."""
 
@@ -84,8 +84,8 @@ class State(ABC):
         """Discard the kept gradient, if any."""
 
     def gradient_memory(self) -> Tensor | None:
-        """Return the memory, [length], to which `keep_gradient` copies; None if there is none. A reduction may write
-        its result there directly."""
+        """Return the memory, [length], to which `keep_gradient` copies; None if `keep_gradient` uses a bounce buffer. A
+        reduction may write its result there directly."""
         return None
 
     def are_weights_ready(self) -> bool:

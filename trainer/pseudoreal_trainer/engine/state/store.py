@@ -26,8 +26,8 @@ from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
 class GradientBuffers:
-    """Gradient buffers on the device, shared by units. Only the main thread takes one; only the reduction thread gives
-    one back."""
+    """Gradient buffers on the device, shared by units. Only the main thread takes buffers; only the reduction thread
+    gives buffers back."""
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
@@ -189,8 +189,8 @@ class UnitStore:
         return Vectors(masters, weights, self.arena.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
-        """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
-        gradient, if these are resident and whole."""
+        """Return the vectors of a unit whose home is the device. If the working copy or the gradient is resident and
+        whole, this rank's vector is a part of it."""
         layout, shard, padded = self._layout, self._shard(unit), self._padded_numel(unit)
         own = slice(shard.begin, shard.begin + shard.length)
         weights = self.own_part(unit) if unit in self.resident else self._on_device(shard.length, self._compute)

@@ -115,7 +115,7 @@ class _LowerBounds:
 
     def side(self, rank: int) -> float:
         """Return the seconds of the reduction and update threads, which finish the reductions of a step after the
-        updates of the step before."""
+        updates of the previous step."""
         units = self.layout.local_units(rank)
         return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)
 

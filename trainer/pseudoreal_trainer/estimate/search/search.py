@@ -71,7 +71,7 @@ class Search:
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Yield the layouts that fit, fastest first; among equally fast ones, the simplest first. Raises ValueError if
+        """Yield the layouts that fit, fastest first; of equally fast layouts, the simplest first. Raises ValueError if
         the profile lacks a figure that the phase needs."""
         waiting = [entry for choice in choices(self._config) if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
@@ -85,8 +85,7 @@ class Search:
                 self.counts.too_large += 1
 
     def _first_entry(self, choice: Choice) -> "_Entry | None":
-        """Yield the layouts that fit, fastest first; of equally fast layouts, the simplest first. Raises ValueError if
-        the profile lacks a figure that the phase needs."""
+        """Return a choice with its first bound; None if the choice cannot fit."""
         self.counts.layouts += 1
         state = choice.of_state
         if state not in self._nearest:

@@ -110,7 +110,7 @@ class MeasuredCosts:
         }
 
     def loads(self, record: Record) -> dict[Load, float]:
-        """Return the seconds of a record for each kind of traffic, and for the optimizer's arithmetic."""
+        """Return load -> seconds of a record: one entry per kind of traffic, and the optimizer's arithmetic."""
         sizes: Counter[Traffic] = Counter()
         speeds: dict[Traffic, TransferSpeed | None] = {}
         for transfer in transfers_of(self._layout, self._sizes, record):

@@ -122,7 +122,7 @@ class _Walk:
         output, minus the new gradient of its input."""
         inputs = int(position > 0)
         if position > 0 and self._is_here(position - 1) and self._saves_graph(position - 1):
-            # The input is also the output saved in the graph of the position before.
+            # The input is also the output saved in the graph of the previous position.
             inputs -= 1
         if self._saves_graph(position):
             inputs += 1
@@ -145,9 +145,9 @@ class _Walk:
 
 
 def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
-    """Return the maximum number of sequences that can be evaluated together, each in a separate pass, in the device
-    memory that the activations of a training step take on each rank. At least 1, at most a data rank's sequences in a
-    step."""
+    """Return the maximum number of sequences, each in a separate pass, that an evaluation can process at once without
+    taking more device memory on any rank than the activations of a training step. At least 1, at most a data rank's
+    sequences in a step."""
     at_home = replace(layout, homes=(), sharding="None")
     peaks = [activation_peak(at_home, sizes, rank, records).device for rank, records in enumerate(step_plan(at_home))]
 

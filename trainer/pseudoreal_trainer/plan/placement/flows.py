@@ -17,7 +17,7 @@ Exchange = Literal["pipeline", "shards", "replicas", "experts"]
 
 - pipeline: messages between pipeline ranks
 - shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks that use a unit
-- replicas: the same between replicas
+- replicas: gathers and sums between replicas
 - experts: tokens on their way to experts on other ranks and back
 """
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)

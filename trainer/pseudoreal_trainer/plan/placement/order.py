@@ -22,7 +22,7 @@ _MOST_EXCHANGED = 64
 Order = tuple[int, ...]
 """Entry i is the worker with the i-th block of ranks."""
 Cost = tuple[int, int]
-"""Bytes per step between domains, and between nodes."""
+"""(bytes per step between domains, bytes per step between nodes), compared in this order."""
 
 
 @dataclass(frozen=True, order=True)
