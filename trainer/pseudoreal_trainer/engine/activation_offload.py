@@ -64,8 +64,7 @@ class ActivationOffload:
     def stash(self, record: Stash, tensor: Tensor) -> None:
         """Start to copy an input, [B, T, H], to the host. Its device memory is freed once the copy is done."""
         computed = self._streams.record_event()
-        # The buffer's previous input may still be on its way back to the device: `read` orders this copy after that
-        # copy.
+        # The buffer's previous input may still be on its way back to the device: wait for `read` before overwriting it.
         buffer, read = self._free.pop()
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(computed)

@@ -141,8 +141,8 @@ class Copies:
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
     def record_routed_groups(self, position: int, units: Mapping[int, bool]) -> None:
-        """Record whether tokens were routed to units of a position. `units`: unit -> whether tokens were routed to it.
-        In this step, reads and fetches for the position skip units without tokens."""
+        """Record which units of a position got tokens. `units`: unit -> whether tokens were routed to it. In this step,
+        reads and fetches for the position skip units without tokens."""
         self._wanted |= {(position, unit): is_wanted for unit, is_wanted in units.items()}
 
     def _is_wanted(self, record: Read | Fetch) -> bool:

@@ -43,7 +43,7 @@ _MOST_FETCHES = 2
 
 
 class PlanError(RuntimeError):
-    """Raised for a step plan that must not run; the text names the rank, the record of its plan and the fault."""
+    """Raised for a step plan that must not run. The text names the rank, the record of its plan and the fault."""
 
 
 def check_plan(layout: Layout, plan: Plan) -> None:

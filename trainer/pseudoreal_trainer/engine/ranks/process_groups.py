@@ -197,8 +197,7 @@ def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    """Creates groups. Every rank makes the same calls in the same order; each call returns the group that the rank is a
-    member of."""
+    """Creates groups. Every rank makes the same calls in the same order; each call returns this rank's group."""
 
     ranks: Ranks
 

@@ -116,8 +116,8 @@ class DirectFile:
     """A file for direct I/O. Several threads may read and write it at the same time."""
 
     def __init__(self, folder: Path, size: int, failure: FirstFailure | None = None) -> None:
-        """Create a file of `size` bytes and reserve all of its space. `failure`: where the rank's first failure is
-        recorded. Raises DiskError, with the figures, if the file does not fit."""
+        """Create a file of `size` bytes and reserve all of its space. `failure`: record of the rank's first failure.
+        Raises DiskError, with the figures, if the file does not fit."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)

@@ -98,7 +98,7 @@ class Staging:
 
 
 class Disk:
-    """The file of a rank with its threads and buffers."""
+    """File of a rank's units on disk, with its threads and buffers."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Disk:
         trace: Trace,
         failure: FirstFailure | None = None,
     ) -> None:
-        """`failure`: where the rank's first failure is recorded."""
+        """`failure`: record of the rank's first failure."""
         self.failure = failure or FirstFailure()
         self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
         # Three threads that wait for requests: one may read ahead while another reads a chunk and a third writes one.
@@ -307,8 +307,8 @@ def open_disk_states(
 ) -> dict[int, State]:
     """Return unit -> state, all in one file of this rank.
 
-    `keeps_gradients`: whether gradients are kept on the disk. `staging`: for each unit the buffers for weights on their
-    way to the device. `failure`: where the rank's first failure is recorded. Raises DiskError if the file does not fit.
+    `keeps_gradients`: whether gradients are kept on the disk. `staging`: unit -> buffers for its weights on their way
+    to the device. `failure`: record of the rank's first failure. Raises DiskError if the file does not fit.
     """
     file_ranges: dict[int, dict[Section, _FileRange]] = {}
     end = 0

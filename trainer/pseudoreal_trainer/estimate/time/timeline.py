@@ -116,7 +116,7 @@ class _Rank:
         """Tasks that must end for the step to end."""
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
-        """Add the tasks of a step; return the task that ends it."""
+        """Add the tasks of a step. Return the task with which the step ends."""
         self._number, self._to_finish = number, []
         for record in plan:
             self._add(record, effects_of(self._layout, record))

@@ -89,7 +89,8 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _logits(self) -> Table:
-        """The vocabulary-wide tensors alive at the peak, [c, V] each, in the master type."""
+        """Tensors with one value per token of the vocabulary that are in memory at the peak, [c, V] each, in the master
+        type."""
         logits = self._chunk_tensors.logits
         names = ["log-probabilities", "their gradient", "gradient of the logits"]
         if self.sizes.has_z_loss:
@@ -107,14 +108,14 @@ class AutogradMemory(SavedTensors):
 
     @cached_property
     def _chunk_tensors(self) -> Tensors:
-        """The tensors of c tokens, a chunk of the loss."""
+        """Tensors of a chunk of the loss, which has c tokens."""
         return Tensors(self.sizes, loss_chunk_length(self.tokens, self.max_chunk_tokens))
 
     # Bytes alive at the possible peaks of a block's backward pass.
 
     @property
     def _at_mlp_post_norm(self) -> int:
-        """At the MLP's post-norm."""
+        """Bytes at the MLP's post-norm."""
         if not self._has_post_norm:
             return 0
         return self.block - total(self._norm) + total(self._norm_backward, {"output [B, T, H]": self.boundary})
@@ -135,17 +136,18 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_output_sum(self) -> int:
-        """At the sum over the experts' outputs, each multiplied by its gate."""
+        """Temporary bytes at the sum over the experts' outputs, each multiplied by its gate."""
         return 2 * self.sizes.choices * self._tensors.hidden
 
     @property
     def _at_shared_experts(self) -> int:
-        """At the shared experts, which come before the others, because the pass runs backward."""
+        """Temporary bytes at the shared experts. They run before the other experts in the backward pass."""
         return total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
 
     @property
     def _at_experts(self) -> int:
-        """At the experts, when the tensors saved by the sum and by shared experts are already free."""
+        """Temporary bytes at the experts, without the tensors saved by the sum and by shared experts, which are free by
+        then."""
         t = self._tensors
         of_choice = self._first_gradients(t.intermediate) | {"gradient of the output [N, H]": t.hidden}
         made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
@@ -158,15 +160,14 @@ class AutogradMemory(SavedTensors):
         return self._tensors.parameters(lambda name: part in name)
 
     def _first_gradients(self, intermediate: int) -> Table:
-        """Return the gradients of the MLP intermediates, [B, T, F] of `intermediate` bytes each, at the start of an
-        MLP's backward pass. With gates, the gradient of the product has replaced the product, which is counted as
-        saved."""
+        """Return the gradients of the MLP intermediates at the start of an MLP's backward pass. `intermediate`: bytes
+        of [B, T, F]. With gates, the gradient of the product has replaced the product, which is counted as saved."""
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
         return {f"gradient of the {name} [B, T, F]": intermediate for name in names}
 
     @property
     def _at_middle_norm(self) -> int:
-        """At the MLP's pre-norm, or at the post-norm of attention."""
+        """Bytes at the MLP's pre-norm, or at the post-norm of attention."""
         t = self._tensors
         later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
         table = {"output [B, T, H]": self.boundary, "gradients of the parameters after attention": later}
@@ -192,7 +193,7 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_query_norm(self) -> int:
-        """At the queries' norm, the last of the two."""
+        """Bytes at the norm of the queries, which the backward pass reaches after the norm of the keys."""
         t, saved = self._tensors, self._head_norm("query")
         if not saved:
             return 0
@@ -251,7 +252,7 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_gradient_accumulation(self) -> int:
-        """At the end, when the parameters' gradients are added to the unit's gradient."""
+        """Bytes at the end, when the parameters' gradients are added to the unit's gradient."""
         t = self._tensors
         table = {
             "output [B, T, H]": t.hidden,

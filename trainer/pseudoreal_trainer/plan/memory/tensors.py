@@ -145,8 +145,8 @@ class Tensors:
 
     @property
     def has_efficient_attention(self) -> bool:
-        """True if the attention kernel returns its heads side by side; else a copy brings the heads together. Torch's
-        flash attention takes no mask."""
+        """True if attention on a GPU uses torch's efficient kernel: flash attention takes neither a mask nor float32.
+        The efficient kernel returns the heads side by side; otherwise a copy brings the heads together."""
         return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
 
     def of(self, elements: int, width: int) -> int:
