@@ -18,7 +18,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Moving:
-    """An input whose copy to or from the host is in flight."""
+    """A copy of an input to or from the host, in flight."""
 
     tensor: Tensor
     """Input of a position, [B, T, H], on the device."""
@@ -36,14 +36,15 @@ class _Stashed:
 
 
 class ActivationOffload:
-    """Inputs on the host, on their way there, and on their way back. Main thread only."""
+    """Copies inputs of positions to the host and back. Main thread only."""
 
     def __init__(self, streams: Streams, trace: Trace, memory: Allocator, device: torch.device) -> None:
         """`memory`: allocator of host memory for copies to and from the device."""
         self._streams, self._trace, self._memory, self._device = streams, trace, memory, device
         self._block = Block(0, memory)
         self._free: list[tuple[Tensor, Event]] = []
-        """Host buffers, [numel] each, with the event after which the previous input is no longer read."""
+        """Free host buffers, [numel] each, with the event recorded after the last read of the buffer's previous
+        input."""
         self._prepared = (0, 0, torch.float32)
         self._leaving: deque[_Moving] = deque()
         self._on_host: dict[Key, _Stashed] = {}
@@ -52,8 +53,8 @@ class ActivationOffload:
     def prepare(self, count: int, numel: int, dtype: torch.dtype) -> None:
         """Allocate buffers for `count` inputs of at most `numel` elements each, unless they exist.
 
-        Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
-        may wait for a message that depends on this rank's later calls.
+        Call this before the first pass of a run. Pinning memory waits for all kernels of the device, and a kernel may
+        wait for a message that depends on this rank's later calls.
         """
         if self._prepared != (count, numel, dtype):
             self.close()
@@ -61,9 +62,9 @@ class ActivationOffload:
             self._free = [(buffer, None) for buffer in self._block.memory.view(dtype).view(count, numel)]
 
     def stash(self, record: Stash, tensor: Tensor) -> None:
-        """Start to copy an input, [B, T, H], to the host; its device memory is free once the copy is done."""
+        """Start to copy an input, [B, T, H], to the host. Its device memory is freed once the copy is done."""
         computed = self._streams.record_event()
-        # The copy back of the buffer's previous input may still be reading it: `read` orders this copy after that one.
+        # The buffer's previous input may still be on its way back to the device: wait for `read` before overwriting it.
         buffer, read = self._free.pop()
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(computed)
@@ -77,7 +78,8 @@ class ActivationOffload:
     def unstash(self, record: Unstash) -> None:
         """Start to copy an input back to the device."""
         stashed = self._on_host.pop((record.position, record.micro_batch))
-        # Allocated on the compute stream, which uses it: after this event nothing reads the memory's previous content.
+        # Allocated on the compute stream, which will use the tensor. After `free`, no kernel reads the memory's
+        # previous content.
         tensor = torch.empty(stashed.shape, dtype=stashed.buffer.dtype, device=self._device)
         free = self._streams.record_event()
         with self._streams.on(Stream.COPY_IN):
@@ -90,8 +92,8 @@ class ActivationOffload:
         self._trace.count_bytes("h2d", tensor.nbytes)
 
     def take_reloaded(self, key: Key) -> Tensor | None:
-        """Return a reloaded input, [B, T, H], for passes that are launched from now on; None: the input was not
-        reloaded."""
+        """Return a reloaded input, [B, T, H]; None if the input was not reloaded. Passes launched from now on may read
+        it."""
         if key not in self._reloading:
             return None
         returning = self._reloading.pop(key)
@@ -110,9 +112,9 @@ class ActivationOffload:
     def _keep_until_copied(self, moving: _Moving) -> None:
         """Keep the tensor until it is copied.
 
-        Its memory belongs to the compute stream, which does not know of the copy. If the allocator had to notice the
-        end of the copy, a thread that launches all passes ahead of the GPU would hold all tensors, as if there were no
-        offload.
+        The memory belongs to the compute stream, and the copy runs on another stream. If the allocator had to notice
+        the end of the copy, a thread that launches all passes ahead of the GPU would hold all tensors, as if there were
+        no offload.
         """
         self._leaving.append(moving)
         if len(self._leaving) > PENDING_OFFLOADS:

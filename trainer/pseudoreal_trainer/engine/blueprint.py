@@ -17,7 +17,7 @@ class Blueprint:
     model: Model
     optimizer: OptimizerSpec
     units: tuple[Unit, ...]
-    """Units of the model, with all experts, whichever of them a rank holds."""
+    """Units of the model, each with all of its experts, even if a rank holds only some of them."""
     master: torch.dtype
     compute: torch.dtype
     compiled: bool

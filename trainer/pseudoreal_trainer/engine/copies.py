@@ -21,21 +21,22 @@ from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 
 class NotResident(RuntimeError):
-    """Raised when a unit's weights are requested while it has no working copy, or before its fetch has finished."""
+    """Raised if the weights of a unit are requested before its fetch has finished, or while the unit has no working
+    copy."""
 
 
 class PendingAllGather:
     """Hierarchical all-gather of a unit in flight: first across replicas, then within this replica.
 
-    A stage whose group has one rank is skipped. On a GPU the second stage is launched at once, as its stream waits for
-    the first. On a CPU the calling thread would wait, and meanwhile could not do work that another pipeline rank needs.
-    There the second stage starts once `can_launch_second` is true, or where the plan needs the copy. All ranks launch
-    second stages in the order of the first stages.
+    A stage whose group has one rank is skipped. On a GPU the second stage is launched at once, because its stream waits
+    for the first. On a CPU the calling thread would have to wait, and another pipeline rank may need work from this
+    thread. There the second stage starts once `can_launch_second` is true, at the latest where the plan needs the copy.
+    All ranks launch second stages in the order of the first stages.
     """
 
     def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
-        """`flat`: [all parts], to be filled. `part`: this rank's own part, on the same device. The gather owns both
-        until it is done; nothing may change `part` before."""
+        """`flat`: output, [all parts]. `part`: this rank's own part, on the same device. The gather owns both tensors
+        until it is done; `part` must not change before then."""
         self._groups, self._flat, self._part, self._trace = groups, flat, part, trace
         self._inter_work: dist.Work | None = None
         self._intra_work: dist.Work | None = None
@@ -59,7 +60,7 @@ class PendingAllGather:
         return self._inter_work is None or self._inter_work.is_completed()
 
     def launch_second(self) -> None:
-        """Wait for the first stage and launch the second, unless it was launched."""
+        """Wait for the first stage and launch the second. Does nothing if the second stage was launched before."""
         if self._inter_work is not None:
             self._inter_work.wait()
             self._inter_work = None
@@ -79,7 +80,7 @@ class PendingAllGather:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A device slot of the window, while it is free."""
+    """A free slot of the window, on the device."""
 
     storage: Tensor
     free: Event
@@ -96,8 +97,8 @@ class _Copy:
     weights: Tensor
     """This rank's shard, [length], the input of the all-gather.
 
-    Kept as long as the copy: once freed, its memory could be overwritten by the next fetch while other ranks still read
-    the shard.
+    Kept as long as the copy. Freed memory could be overwritten by the next fetch while other ranks still read the
+    shard.
     """
     gather: PendingAllGather | None
     event: Event
@@ -123,7 +124,7 @@ class Copies:
         """Fetches that have not started because their units are still being updated or read from disk, in plan
         order."""
         self._half_launched: deque[tuple[int, PendingAllGather]] = deque()
-        """Units with all-gathers whose second stage has not started, in plan order."""
+        """(unit, all-gather whose second stage has not started), in plan order."""
         self._unread: dict[int, None] = {}
         """Units whose disk read has not started because they are still being updated. A disk thread must not wait for
         an update: the update itself needs disk threads."""
@@ -140,8 +141,8 @@ class Copies:
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
     def record_routed_groups(self, position: int, units: Mapping[int, bool]) -> None:
-        """Record for units of a position whether tokens were routed to them. In this step, reads and fetches for the
-        position skip units without tokens."""
+        """Record which units of a position got tokens. `units`: unit -> whether tokens were routed to it. In this step,
+        reads and fetches for the position skip units without tokens."""
         self._wanted |= {(position, unit): is_wanted for unit, is_wanted in units.items()}
 
     def _is_wanted(self, record: Read | Fetch) -> bool:
@@ -153,12 +154,12 @@ class Copies:
             self._read_updated()
 
     def fetch(self, record: Fetch) -> None:
-        """Start a fetch as soon as its unit is updated and, if its home is a disk, read.
+        """Start a fetch once its unit has been updated and, if its home is a disk, read.
 
-        Passes of units with a working copy continue meanwhile; only the use of this unit's weights waits. This cannot
-        deadlock: a fetch starts at the latest where the plan needs its copy, in one order on all ranks. There it waits
-        for an update, and no update waits for anything that this thread has yet to do. The fetch of a cross-stage unit
-        starts here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
+        Meanwhile passes with other working copies continue. This cannot deadlock: a fetch starts at the latest where
+        the plan needs its copy, in one order on all ranks. There this thread waits for an update, and no update waits
+        for later work of this thread. The fetch of a cross-stage unit starts in this call: other pipeline ranks may
+        wait for the gather while this rank waits for one of their messages.
         """
         if not self._is_wanted(record):
             self._skipped_fetches.add(record.unit)
@@ -212,8 +213,8 @@ class Copies:
             self._bound[module] = flat
 
     def flat(self, unit: int) -> Tensor:
-        """Return the working copy of a unit, [padded numel]. Raises NotResident if it has none or its fetch is not
-        finished."""
+        """Return the working copy of a unit, [padded numel]. Raises NotResident if the unit has no working copy, or if
+        its fetch is not finished."""
         if unit in self._store.resident:
             return self._store.resident[unit]
         copy = self._copies.get(unit)
@@ -223,7 +224,7 @@ class Copies:
         return copy.flat
 
     def unbind(self) -> None:
-        """Forget which weights each module is bound to, because other weights were bound."""
+        """Forget the bindings of all modules, after other code has bound other weights."""
         self._bound.clear()
 
     def saving(self) -> AbstractContextManager[Any]:
@@ -285,7 +286,7 @@ class Copies:
             gather.wait()
 
     def _wait_for_update(self, unit: int) -> Event:
-        """Wait until the unit's newest update was launched. Return the event after which it is done."""
+        """Wait until the unit's newest update has been launched. Return the event recorded after the update."""
         return self._heartbeat.join(self._updates.of(unit), self._heartbeat.updates)
 
     def _start_fetch(self, record: Fetch) -> _Copy:
@@ -295,8 +296,8 @@ class Copies:
         if record.unit in self._unread:
             self._read(record.unit)
         with self._streams.on(Stream.COPY_IN):
-            # The passes that read the slot's previous unit and this unit's update ran on other streams: only these
-            # events order the copy after them.
+            # The slot's last readers and the unit's update run on other streams: these events order the copy after
+            # both.
             self._streams.wait_event(slot.free)
             self._streams.wait_event(updated)
             weights = state.compute_weights()
@@ -311,8 +312,8 @@ class Copies:
         return _Copy(slot, flat, weights, gather, event, record, begin)
 
     def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> PendingAllGather | None:
-        """Start to fill `flat`, [padded numel], from the shards of the ranks that hold the unit. With several shards,
-        `shard` is on the device."""
+        """Launch the all-gather of the unit's shards into `flat`, [padded numel], and return it. With several shards,
+        `shard` is on the device. If the unit has one shard, copy `shard` and return None."""
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
@@ -360,8 +361,8 @@ class Copies:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Placeholder that autograd saves for a view of a streamed unit's weights: the location of the view in the unit,
-    which may occupy another slot by the backward pass."""
+    """Placeholder that autograd saves for a view of a streamed unit's weights: the location of the view in the unit. By
+    the backward pass, the unit may occupy another slot."""
 
     unit: int
     offset: int

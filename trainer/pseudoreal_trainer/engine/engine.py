@@ -61,14 +61,13 @@ class Engine:
         return self._executor.train(self._plan if probe is None else self._measuring_plan, run, step)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
-        """Return, for each micro-batch, the cross-entropy summed over its tokens, in nats. Empty on ranks without the
-        head."""
+        """Return micro-batch -> cross-entropy summed over its tokens, in nats. Empty on ranks without the head."""
         run = PlanRun(batch, None)
         self._evaluate(run, micro_batches)
         return {m: float(losses.cross_entropy) for m, losses in run.losses.items()}
 
     def logits(self, batch: Batch, positions: Sequence[int]) -> dict[int, Tensor]:
-        """Return, for each micro-batch m, the logits of the token after `positions[m]`, [V], in the dtype of the loss.
+        """Return micro-batch m -> logits of the token after `positions[m]`, [V], in the dtype of the loss.
 
         Each micro-batch has one sequence, and there is one micro-batch per position. Empty on ranks without the head.
         """

@@ -41,7 +41,8 @@ class MemoryReport:
     """Bytes of memory that a rank holds for its units."""
 
     state: dict[Purpose, int]
-    """Bytes kept between steps, in all homes together, without the window and without buffers that units share."""
+    """Purpose -> bytes kept between steps, in all homes together. The window and buffers shared by units are
+    excluded."""
     pinned_arena: int
     """Bytes of the host arena through which state crosses the bus; pinned if there is a GPU."""
     pinned: int
@@ -82,14 +83,14 @@ class EngineState:
     def capture(self, spans: Mapping[int, range], sink: Sink, buffer_bytes: int) -> Future[None]:
         """Start a snapshot of the newest step's state and return its future.
 
-        The sink gets the units in the order of `spans`: unit -> range of its flat vector. Training may continue
-        meanwhile. The future completes when the sink has everything.
+        `spans`: unit -> range of its flat vector, in the order in which the sink gets the units. Training may continue
+        during the snapshot. The future completes once the sink has received everything.
         """
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses_bus = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.of_size(buffer_bytes, crosses_bus=crosses_bus)
         capture = Snapshot(sources, sink, ring, self._streams, self._trace)
-        # Before the next plan is executed: its updates must find the futures.
+        # Before the next plan is executed: its updates wait for these futures.
         self._updates.wait_for_captures(capture.captured)
         return capture.start()
 
@@ -119,6 +120,6 @@ class EngineState:
         )
 
     def close(self) -> None:
-        """Free the buffer of snapshots and the memory of the units; nothing may use them any more."""
+        """Free the buffer of snapshots and the memory of the units. Nothing may use this memory afterwards."""
         self._ring.close()
         self._store.close()

@@ -23,9 +23,9 @@ class AssignedSequence:
     """A sequence that a data rank evaluates in a run of the engine."""
 
     index: int
-    """Index among all sequences. Ranks with fewer sequences than others repeat the last one."""
+    """Index among all sequences. A rank with fewer sequences than other ranks repeats the last sequence."""
     counts: bool
-    """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
+    """Whether the sequence counts on this rank. If not, it counts on another rank, and this rank only takes part in the
     collectives."""
 
 
@@ -39,7 +39,7 @@ def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Ite
 
 @dataclass(frozen=True)
 class _Contexts:
-    """Ends of texts for the evaluation of their next tokens, one text per micro-batch."""
+    """Micro-batches for computing the next token of each text. Each has the last tokens of one text."""
 
     texts: Sequence[Sequence[int]]
     sequence: int
@@ -88,7 +88,7 @@ def _next_tokens(
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
     groups = engine.groups
-    # Not the end of a document: each end would add a document, which is computed separately.
+    # Not the end of a document: each such token would add a document, and attention computes documents separately.
     padding = 1 if engine.blueprint.end_of_document == 0 else 0
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
     for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):

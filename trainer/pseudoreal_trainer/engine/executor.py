@@ -52,7 +52,7 @@ from pseudoreal_trainer.plan.records import (
 )
 
 _AHEAD = 2
-"""Passes that the main thread may launch ahead of the GPU; enough that the GPU never waits for the thread."""
+"""Number of passes that the main thread may launch ahead of the GPU: enough that the GPU never waits for the thread."""
 
 
 class StepExecutor:
@@ -116,8 +116,8 @@ class StepExecutor:
         for record in plan:
             self._execute(record, run)
             if isinstance(record, Pass):
-                # Updates may have finished during the pass: start the fetches that waited for them before a record
-                # needs their weights.
+                # Updates may have finished during the pass. Start the fetches that waited for these updates, before a
+                # record needs the weights.
                 self._copies.start_ready()
                 limit.pass_launched()
         self._offload.finish()
@@ -179,10 +179,10 @@ class StepExecutor:
             run.probe.measure(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
-        """On the GPUs of a pipeline, warm up passes of new shapes; then allocate the host memory that depends on the
+        """Warm up passes of new shapes on the GPUs of a pipeline. Then allocate the host memory that depends on the
         batch, unless it exists.
 
-        Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
+        Runs before the first message is awaited: warming up and pinning memory may wait for all kernels.
         """
         if self._streams.are_real and self._layout.pipeline > 1:
             self._warm_up.run(run.batch, plan)
@@ -216,8 +216,8 @@ class StepExecutor:
     def _agree_is_final(self) -> bool:
         """True if all values of the agreement are known when Agree is executed.
 
-        With global clipping, Agree follows all passes. Otherwise it comes among them, before the expert load and the
-        skipped units are known; `ReductionThread.request_final_agreement` then agrees on these.
+        With global clipping, Agree follows all passes. Otherwise Agree comes between passes, before the expert load and
+        the skipped units are known; `ReductionThread.request_final_agreement` then agrees on these values.
         """
         counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)

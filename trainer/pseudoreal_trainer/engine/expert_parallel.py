@@ -61,17 +61,18 @@ class _GroupPass:
 
 @dataclass
 class _ArrivedRows:
-    """Rows of a micro-batch at this rank's experts, in one direction, while the groups of experts compute."""
+    """Rows of a micro-batch that arrived at this rank's experts in a forward or backward pass, until all groups of
+    experts have computed."""
 
     arrivals: Tensor
     """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""
     rows: Tensor | None
     """Rows in arrival order, [rows, H]; None in a backward pass whose graphs were kept."""
     gradients: Tensor | None = None
-    """For each row the gradient of its token's output and, in the last column, the row's weight, in arrival order,
-    [rows, H + 1]; None in the forward pass, and until the gradients are taken."""
+    """[rows, H + 1], in arrival order: the gradient of the output of the row's token, and in the last column the row's
+    weight. None in the forward pass, and in a backward pass until the exchange was awaited."""
     results: Tensor | None = None
-    """Result to send back for each row, in arrival order; None: no group has had a row yet."""
+    """Results to send back, one per row, in arrival order; None until a group with rows has computed."""
 
     def store(self, arrivals: Tensor, results: Tensor) -> None:
         """Store the results of a group at the arrival indices of its rows."""
@@ -86,17 +87,18 @@ class _State:
 
     counts: dict[Key, RowCounts] = field(default_factory=dict)
     routed: dict[Key, RoutedTokens] = field(default_factory=dict)
-    """Passes up to the experts, until `Forward` adds the experts' outputs; with a graph if graphs are kept."""
+    """(position, micro-batch) -> result of the pass up to the experts, until `Forward` adds the experts' outputs. With
+    a graph if graphs are kept."""
     inputs: dict[Key, tuple[Tensor, RouterStatistics | None]] = field(default_factory=dict)
-    """For passes that keep their graph: the input, [B, T, H], and the router statistics, until the row counts are
-    known."""
+    """(position, micro-batch) -> input, [B, T, H], and router statistics of a pass that keeps its graph, until the row
+    counts are known."""
     routing_decisions: dict[Key, RoutingDecision] = field(default_factory=dict)
-    """Routing decisions of training passes, until the backward pass has used them."""
+    """(position, micro-batch) -> routing decision of a training pass, until the backward pass has used it."""
     to_send: dict[Exchange, Tensor] = field(default_factory=dict)
-    """Rows that an exchange will send, [rows, width]."""
+    """Exchange -> rows to send, [rows, width]."""
     arrived_rows: dict[Key, _ArrivedRows] = field(default_factory=dict)
     group_passes: dict[tuple[Key, int], _GroupPass] = field(default_factory=dict)
-    """Passes of groups whose graphs are kept, by key and group."""
+    """((position, micro-batch), group) -> pass of the group, if graphs are kept."""
     graphs: dict[Key, _Graph] = field(default_factory=dict)
 
 
@@ -223,7 +225,7 @@ class ExpertParallelPasses:
             arrived.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
             gradients = [] if group_pass is None else self._backward_of_experts(unit, group_pass, arrived)
-            # Without rows nothing is added; the accumulator sets parameters without gradients to zero.
+            # Without rows, no gradient is added. The accumulator sets parameters without gradients to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
             self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), arrived.gradients)
@@ -317,7 +319,7 @@ class ExpertParallelPasses:
         return graph, rows.detach()
 
     def _gradients_of_rows(self, run: PlanRun, key: Key) -> Tensor:
-        """Return for each row the gradient of its token's output, not yet weighted, and the row's weight, [rows, H +
+        """Return the unweighted gradient of each row's output and, in the last column, the row's weight, [rows, H +
         1]."""
         gradient = run.gradients[key[0] + 1, key[1]].flatten(0, 1)  # [N, H]
         rows = self._experts.rows(gradient, self._state.routing_decisions[key], self._state.counts[key].of_experts)

@@ -37,7 +37,8 @@ class LayerGradients:
     """Tensor of a shared block -> sum of the squares of its gradient: one number, or one per expert of a stacked
     tensor."""
     single: dict[str, list[float]]
-    """The same for the gradients that the blocks of the next phase would have, averaged over those blocks."""
+    """Tensor of a shared block -> sum of the squares of the gradient that a block of the next phase would have,
+    averaged over the blocks into which the next phase splits the shared block. A list as in `shared`."""
     correlations: tuple[float, ...]
     """Cosines between the gradients of neighbouring layers of a block, lowest layers first; NaN if a gradient is not
     finite."""
@@ -63,10 +64,11 @@ class LayerGroup:
 def groups_of(
     layout: Layout, next_blocks: Sequence[int], next_experts: Sequence[int | None] = ()
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups of blocks, in this phase and in the next, then the groups of experts. Pure.
+    """Return the groups of layers that share a block, in this phase and in the next, then the groups of layers that
+    share experts. Pure.
 
-    `next_blocks`, `next_experts`: numbers of each layer's block and experts in the next phase. Units of a single layer
-    in this phase are in no group.
+    `next_blocks`, `next_experts`: entry l is the number of the block or the experts of layer l in the next phase.
+    Layers that share nothing in this phase are in no group.
     """
     return (
         *_groups(lambda block: (layout.block_unit(block),), layout.layer_blocks, next_blocks),
@@ -89,7 +91,8 @@ def _groups(
 
 
 def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
-    """Return number -> positions of its layers, both ascending."""
+    """Return number of a block or of experts -> positions of the layers that use it. Numbers and positions are
+    ascending."""
     return {
         number: tuple(position for position, used in enumerate(numbers, start=1) if used == number)
         for number in sets_of(numbers)
@@ -97,7 +100,7 @@ def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
 
 
 class SimilarityProbe:
-    """One measured step of one rank. All ranks make the same calls in the order of their plans."""
+    """Measures one step on one rank. All ranks make the same calls in the order of their plans."""
 
     def __init__(
         self,
@@ -117,7 +120,8 @@ class SimilarityProbe:
         self._cosines = NeighbourCosines(groups)
 
     def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add the gradients of one micro-batch for the parameters of one of the position's units, in their order."""
+        """Add the gradients of one micro-batch for one of the position's units. `gradients`: one per parameter of the
+        unit, in order."""
         if unit not in self._groups.layout.shared_units(position):
             return
         if (position, unit) not in self._accumulators:
@@ -125,8 +129,8 @@ class SimilarityProbe:
         self._accumulators[position, unit].add(gradients)
 
     def measure(self, position: int) -> None:
-        """Reduce and measure the gradients of a position after its last micro-batch. Positions come from the top down.
-        Collective over the data ranks of a pipeline rank."""
+        """Reduce and measure the gradients of a position after its last micro-batch. Call this for positions from the
+        top down. Collective over the data ranks of a pipeline rank."""
         for unit in self._groups.layout.shared_units(position):
             gradient = self._reduce(position, unit)
             self._squares.add(position, unit, gradient)
@@ -181,14 +185,15 @@ class GroupSquares:
         }
         """Group -> parameters of the shared unit, with all experts."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
-        """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once it is squared."""
+        """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once the sum is
+        squared."""
         most = max((sum(map(_sum_count, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(layer_groups), most, dtype=torch.float64, device=groups.device)
         """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have
         zeros. Rows with fewer sums than others end with zeros."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
-        """Add the gradient of one of the position's units, [shard]. Positions come from the top down."""
+        """Add the gradient of one of the position's units, [shard]. Call this for positions from the top down."""
         for row, group in enumerate(self._layer_groups):
             if unit not in group.units or position not in group.positions:
                 continue
@@ -214,8 +219,8 @@ class GroupSquares:
                     self._add(row, self._squared(group, unit, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
-        """Return tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`:
-        summed over all ranks, [groups, sums]."""
+        """Return tensor of a shared unit -> means of its sums of squares over the unit's groups of this phase, or of
+        the next. `squares`: sums over all ranks, [groups, sums]."""
         found: dict[str, list[list[float]]] = {}
         for group, values in zip(self._layer_groups, squares, strict=True):
             if group.is_shared == are_shared:
@@ -239,8 +244,8 @@ class GroupSquares:
         return self._own[unit].shard_length(self._groups.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
-        """Return the sums of squares of one unit's gradient over this data rank's shard, float64: one entry per sum of
-        the group, 0 for parts outside the shard. `gradient`: [shard]."""
+        """Return the sums of squares of a unit's gradient over this data rank's shard, [sums], float64. One sum per
+        tensor, or per expert of a stacked tensor; 0 for tensors outside the shard. `gradient`: [shard]."""
         parameters = self._parameters[group]
         layout = self._groups.layout
         shard = self._own[unit].shard(layout.data_part(unit, self._groups.ranks.rank), layout.data_holders(unit))
@@ -266,19 +271,19 @@ def _offsets(parameters: Sequence[Parameter]) -> list[int]:
 
 
 class NeighbourCosines:
-    """Dot products of the gradients of neighbouring layers of a block or of experts, from which their cosines follow.
+    """Dot products of the gradients of neighbouring layers of a block or of experts, for computing the cosines.
 
-    Once a layer's gradient is finished, it is compared with the gradient of the next layer above that uses the same
-    units, which was finished before.
+    The finished gradient of a layer is compared with the gradient of the next layer above that uses the same units. The
+    layer above always finishes earlier.
     """
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._above: dict[tuple[int, int], Tensor] = {}
-        """(position, unit) -> gradient of the next layer above with this unit, if that layer is on this rank,
-        [shard]."""
+        """(position, unit) -> gradient, [shard], of the next layer above with this unit, if that layer is on this
+        rank."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
-        """Sends in flight, with their gradients: the memory of a gradient must stay until its send is done."""
+        """(send in flight, its gradient). The memory of a gradient must not be freed before its send is done."""
         pairs = [p for p in range(1, groups.layout.head) if groups.layout.position_above(p) is not None]
         self._rows = {position: row for row, position in enumerate(pairs)}
         """Position of the lower layer of a pair -> row of `products`."""
@@ -287,8 +292,8 @@ class NeighbourCosines:
         their dot product, over this data rank's shard. Zeros if the lower layer is on another pipeline rank."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
-        """Add the gradient of one of the position's units, [shard]. Positions come from the top down, and the units of
-        each position in order."""
+        """Add the gradient of one of the position's units, [shard]. Call this for positions from the top down, and for
+        the units of each position in order."""
         layout = self._groups.layout
         if (above := layout.position_above(position)) is not None:
             key = (position, unit)
@@ -311,12 +316,12 @@ class NeighbourCosines:
     def _is_elsewhere(self, position: int) -> bool:
         return self._groups.layout.rank_of(position) != self._groups.pipeline_rank
 
-    # Messages have no tags: a rank receives from a peer in the order of the sends. This is the right order, because
-    # every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
+    # Messages have no tags: a rank receives from a peer in the order of the sends. This order is right, because every
+    # rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
 
     def _send(self, position: int, gradient: Tensor) -> None:
         peer = self._groups.world_rank(self._groups.layout.rank_of(position))
-        # Asynchronous: the peer may reach that layer much later.
+        # Asynchronous: the peer may reach its layer much later.
         work = dist.isend(gradient, peer, group=self._groups.probe)
         assert work is not None, "this rank is part of the group"
         self._sent.append((work, gradient))

@@ -72,16 +72,17 @@ REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 @dataclass
 class GradientAccumulator:
-    """Sum of the gradients of passes, one per micro-batch or chunk of the loss."""
+    """Accumulates the gradients of a unit over passes: one pass per micro-batch, or per chunk of the loss."""
 
     flat: Tensor
-    """Memory of the gradient, [padded numel], in the master dtype; the first part overwrites its content."""
+    """Memory of the gradient, [padded numel], in the master dtype. The first gradient added for a parameter overwrites
+    the content."""
     views: list[Tensor]
     """Views of `flat`, one per parameter, with its shape."""
     buffer: Tensor | None = None
     """Buffer that `flat` is a part of, to be given back; None: the accumulator has its own memory."""
     _started: set[int] = field(default_factory=set)
-    """Indices of the parameters to which a part was added."""
+    """Indices of the parameters for which a gradient was added."""
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of one pass: one per parameter, in order and with its shape, in the compute dtype. None:
@@ -106,22 +107,24 @@ class GradientAccumulator:
 
 @dataclass(frozen=True)
 class PendingReduction:
-    """Sum of one unit's gradient over the ranks that use it, in flight."""
+    """Sum of one unit's gradient over the ranks that use the unit, in flight."""
 
     unit: int
     result: Tensor
     """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `launched`, and once
     `inter_slice` is summed across replicas."""
     inter_slice: Tensor | None
-    """Inter-replica slice: the part of the gradient that the ranks with this one's index in all replicas hold together.
-    Summed within this replica only, once `work` is done, after `launched`. None: there is one replica."""
+    """Inter-replica slice of the gradient, [replicas * length]: the parts of all ranks with this rank's index in their
+    replicas. Once `work` is done, after `launched`, it is summed within this replica only. None: there is one
+    replica."""
     accumulated: Event
     """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
     launched: Event
     """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
     buffer: Tensor | None
-    """Buffer that contains the result or its summands, to be given back; None: the gradient has its own memory."""
+    """Buffer that contains the result or its summands, to be given back afterwards; None: the gradient has its own
+    memory."""
 
 
 class Gradients:
@@ -175,7 +178,8 @@ class Gradients:
         if self._layout.shards(unit) == 1:
             self._trace.count_bytes("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
             return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
-        # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
+        # Sum directly into the memory in which the gradient stays, if this memory is on the device; otherwise into a
+        # new vector.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
@@ -247,7 +251,8 @@ class ReductionThread:
         self._agreement: Agreement | None = None
         self._skipped: set[int] = set()
         self._choices: list[list[float]] = []
-        """Tokens of the step that chose each expert, for each layer with experts; filled with global clipping."""
+        """[layers with experts][experts]: number of the step's tokens that chose the expert. Counted by `Agree` with
+        global clipping; empty otherwise."""
 
     # Called by the main thread in plan order. Each enqueues a task for the reduction thread.
 
@@ -256,8 +261,8 @@ class ReductionThread:
         self._thread.submit(lambda: self._begin_step(step))
 
     def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
-        """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
-        the gradient; None: memory is free."""
+        """Enqueue a task that waits for the sum of a unit's gradient and keeps the result. `after`: update that frees
+        the memory for the gradient; None: memory is free."""
         self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
     def request_agreement(
@@ -274,9 +279,9 @@ class ReductionThread:
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
-        """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
-        It follows the sums of all gradients. `statistics`: router statistics of this rank, [layers with experts,
-        experts + RouterStatistics.OTHERS]; empty without experts."""
+        """Enqueue the agreement on skipped units and expert load, after the sums of all gradients. For steps in which
+        single units may be skipped or tokens of experts are counted. `statistics`: router statistics of this rank,
+        [layers with experts, experts + RouterStatistics.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))
 
@@ -363,8 +368,8 @@ class ReductionThread:
         return sum(self._square_to_count(unit, square) for unit, square in self._squares.items())
 
     def _square_to_count(self, unit: int, square: float) -> float:
-        """Return this rank's summand of the squared norm: if all holders have the whole gradient, only the first one
-        counts it."""
+        """Return this rank's summand of the squared norm. If all holders have the whole gradient, only the first holder
+        counts the square."""
         return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
 
     def _update_terms(self, unit: int) -> UpdateTerms | None:
@@ -401,7 +406,8 @@ class ReductionThread:
         return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
     def _square_of_unit(self, unit: int) -> float:
-        """Return the squared norm of the unit's gradient; without clipping and skipping, of this rank's part only."""
+        """Return the squared norm of the unit's whole gradient. Without clipping and skipping, the square of this
+        rank's part only."""
         square = self._squares.pop(unit)
         # Layout and settings are the same on all ranks that use the unit, so all of them or none reach the collective.
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
@@ -436,8 +442,8 @@ def sums_of(
 ) -> list[list[float]]:
     """Return each list's values, summed over the group in float64. `group`: None for a single rank.
 
-    All lists are in flight together, launched in their order. A list has the same length on all ranks, so all of them
-    skip an empty one. No list changes the order of summation of another, and so not its bits. Call this on a side
+    All lists are in flight together, launched in their order. A list has the same length on all ranks, so all ranks
+    skip an empty list. Each list is summed by itself, so its bits do not depend on the other lists. Call this on a side
     stream: on the compute stream it would wait for all passes launched so far.
     """
     if group is None:
@@ -475,14 +481,15 @@ class UpdateThread:
     def before_next_gradient(self) -> Future[Event] | None:
         """Update that must be done before the next gradient is kept; None: there is free memory for the gradient.
 
-        Read it after all earlier updates were enqueued and before the next one is: it counts updates in plan order.
+        Read this after all earlier updates are enqueued and before the next update: the result depends on the number of
+        updates so far.
         """
         return self._newest_updates[0] if len(self._newest_updates) == PENDING_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
-        # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
+        # Requested in the main thread: the order of the reduction thread's queue is the order of its collectives.
         capture, terms = self._captures.pop(record.unit, None), self._reductions.request_terms(record)
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest_updates.append(updated)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 _ROW = 128
-"""Elements that are added up in float32: the norm of one row has an error of 3e-7, of many rows a smaller one."""
+"""Elements of a row, which is summed in float32. The norm of one row has an error of 3e-7; over many rows the error is
+smaller."""
 _CHUNK = 1 << 22
-"""Elements per piece; the norms of their rows take a sixtieth of their memory."""
+"""Elements per piece. Limits the memory for the norms of rows."""
 _WIDE_CHUNK = 1 << 18
-"""Elements with a float64 copy at a time."""
+"""Elements that are copied to float64 at a time."""
 
 
 def square_of(vector: Tensor) -> float:

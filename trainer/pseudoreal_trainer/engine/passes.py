@@ -43,7 +43,8 @@ class Training:
     """Arguments of a training step besides its batch."""
 
     tokens: int
-    """Tokens of the whole batch, over all ranks; divisor of the auxiliary losses, which count whole sequences."""
+    """Number of tokens in the whole batch, over all ranks. The backward pass divides the auxiliary losses by it,
+    because they also count tokens without a target."""
     rate: float
     """Learning rate."""
     stop: bool
@@ -51,11 +52,12 @@ class Training:
     finish: bool = False
     """Whether the end of the phase was requested on this rank."""
     ignored: int = 0
-    """Tokens without a target, because they end documents."""
+    """Number of tokens without a target, because they end documents."""
 
     @property
     def targets(self) -> int:
-        """Divisor of the loss before the backward pass; at least 1, as a batch may consist of empty documents."""
+        """Number of tokens with a target, by which the backward pass divides the loss. At least 1, because a batch may
+        consist of empty documents."""
         return max(1, self.tokens - self.ignored)
 
 
@@ -78,22 +80,22 @@ class PlanRun:
     training: Training | None
     """Arguments of the training step; None: evaluation, which has forward passes only."""
     reads: Sequence[int] | None = None
-    """In an evaluation, for each micro-batch (of one sequence) the index of the token at which logits are wanted; None:
-    losses are wanted."""
+    """Entry m: index of the token of micro-batch m, a single sequence, whose logits are evaluated. None: losses are
+    evaluated."""
     probe: SimilarityProbe | None = None
     """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> token ids, [B, T + 1], on the device."""
     documents: dict[int, Documents] = field(default_factory=dict)
-    """Micro-batch -> documents, if attention stays within documents."""
+    """Micro-batch -> documents; empty if attention spans whole sequences."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
-    """Inputs of positions on the device, [B, T, H]."""
+    """(position, micro-batch) -> input of the position, [B, T, H], on the device."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
-    """Gradients of the inputs of positions, [B, T, H]."""
+    """(position, micro-batch) -> gradient of the position's input, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
-    """Graphs of passes that are not recomputed."""
+    """(position, micro-batch) -> graph of a pass that is not recomputed."""
     routing_decisions: dict[Key, SavedDecision] = field(default_factory=dict)
-    """Routing decisions of passes that will be recomputed, until then."""
+    """(position, micro-batch) -> routing decision of a pass, until the pass is recomputed."""
     choice_counts: ChoiceCounts = field(default_factory=ChoiceCounts)
     router_statistics: dict[int, Tensor] = field(default_factory=dict)
     """Position with experts -> router statistics, summed over the micro-batches so far, [experts +
@@ -111,8 +113,8 @@ class PlanRun:
         return self.training
 
     def tensors_of(self, flow: Flow) -> dict[Key, Tensor]:
-        """Return the tensors of this rank that can cross pipeline ranks in this flow: inputs of positions, or their
-        gradients."""
+        """Return (position, micro-batch) -> tensor of this rank that this flow can send to another pipeline rank: the
+        input of the position, or its gradient."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
     def add_router_statistics(self, position: int, sums: Tensor) -> None:
@@ -129,23 +131,23 @@ class PlanRun:
 class TokenBuffer:
     """Host memory for the tokens of all micro-batches of a run.
 
-    Pinned, because a copy from pageable memory would wait for all passes launched so far. Without a GPU, tokens are
-    used where they are, and nothing is prepared.
+    Pinned, because a copy from pageable memory would wait for all passes launched so far. Without a GPU, tokens stay in
+    their own memory, and no memory is allocated here.
     """
 
     def __init__(self, streams: Streams, device: torch.device, memory: Allocator) -> None:
         self._streams, self._device, self._memory = streams, device, memory
         self._block = Block(0, memory)
         self._used = 0
-        """Bytes that this run has used."""
+        """Bytes that the current run has used."""
         self._copied: Event = None
         """Event after which the copies of all runs so far are done."""
 
     def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
         """Allocate memory for micro-batches of these shapes, unless there is enough.
 
-        Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
-        may wait for a message that depends on this rank's later calls.
+        Call this before the first pass of a run. Pinning memory waits for all kernels of the device, and a kernel may
+        wait for a message that depends on this rank's later calls.
         """
         # A short wait: few passes, if any, come before the last copies of the previous run.
         synchronize(self._copied)
@@ -220,7 +222,7 @@ class Passes:
         graph, gradient = self._graph(run, position, m)
         statistics, trained = graph.statistics, self._trained(position)
         sources = [*([graph.input] if position > 0 else []), *trained, *([statistics.sums] if statistics else [])]
-        # With tied embeddings the unit contains the final norm, which the embedding does not use.
+        # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
         gradients = [*torch.autograd.grad(graph.output, sources, gradient, allow_unused=position == 0)]
         if position > 0:
             run.gradients[position, m] = gradients.pop(0)
@@ -269,7 +271,8 @@ class Passes:
             self.copies.bind(unit, self.modules.of(unit))
 
     def await_message(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
-        """Wait for the tensor that another pipeline rank sends, unless it was received or computed on this rank."""
+        """Wait for a tensor from another pipeline rank. Does nothing if the tensor was received before or is computed
+        on this rank."""
         here = run.tensors_of(flow)
         if (position, micro_batch) not in here:
             here[position, micro_batch] = self.messages.take((flow, position, micro_batch))

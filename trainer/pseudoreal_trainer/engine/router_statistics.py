@@ -15,20 +15,20 @@ from pseudoreal_trainer.model.experts import RouterStatistics, RoutingDecision
 from pseudoreal_trainer.plan.records import SumChoices
 
 NO_ROUTER_STATISTICS = torch.empty(0, 0, dtype=torch.float64)
-"""[layers with experts, sums] of a model without experts."""
+"""Router statistics of a model without experts: [0 layers, 0 sums]."""
 
 
 class ChoiceCounts:
-    """How often the tokens of a step choose each expert of a position, without balancing biases.
+    """Counts how often the tokens of a step choose each expert of a position, without balancing biases.
 
-    First this rank's counts, then the sums over ranks. Counts are whole numbers, so it does not matter how a batch is
-    cut. Main thread only.
+    Holds this rank's counts, and after `finish` the sums over the data ranks. Counts are whole numbers, so the sums do
+    not depend on how a batch is cut. Main thread only.
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, Tensor] = {}
         self._under_way: dict[int, tuple[dist.Work, int]] = {}
-        """Position -> its pending all-reduce, and the start time in nanoseconds of time.perf_counter_ns."""
+        """Position -> (pending all-reduce, start in nanoseconds of time.perf_counter_ns)."""
 
     def add(self, position: int, decision: RoutingDecision) -> None:
         """Add the choices of a micro-batch, if a loss needs them."""
@@ -73,13 +73,15 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
     counts [experts]: sums of whole numbers, independent of the order of ranks and micro-batches.
     """
     tokens = counts.double()
-    # Not mean against tokens: sum and n * tokens are exact whole numbers, while the mean would be rounded.
+    # Compare the sum with n * tokens, not the mean with tokens: both are exact whole numbers, while the mean would be
+    # rounded.
     signs = (tokens.sum() - len(tokens) * tokens).sign()
     return rate * (signs - signs.mean())
 
 
 def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
-    """Return how many tokens chose each expert, layer after layer with experts; `sums` as in `ExpertLoad.of`."""
+    """Return the number of tokens that chose each expert, [layers with experts][experts]. `sums`: as in
+    `ExpertLoad.of`."""
     return [[*row[: -RouterStatistics.OTHERS]] for row in _rows(sums, layers)]
 
 
@@ -96,7 +98,8 @@ class ExpertLoad:
     """Tokens of the busiest expert as a multiple of the mean over its layer's experts; the largest value of all
     layers."""
     mean: float
-    """The same, averaged over the layers."""
+    """Tokens of the busiest expert of a layer as a multiple of the mean over the layer's experts, averaged over the
+    layers."""
     idle: float
     """Share of all experts that no token chose."""
     dropped: float

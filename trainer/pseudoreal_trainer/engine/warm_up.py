@@ -2,7 +2,7 @@
 
 A kernel's first launch loads it, libraries create handles and workspaces, the allocator asks the driver for memory:
 each of these may wait for all kernels of the device. A receive kernel ends only when another rank has sent, and that
-rank may first need something from this one. So all of it happens while no receive is pending.
+rank may first need something from this rank. So the warm-up runs while no receive is pending.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
 class WarmUp:
-    """Warm-up of a rank's passes."""
+    """Runs passes of a rank on zeros, once per shape of micro-batches."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -27,8 +27,8 @@ class WarmUp:
         """Shapes of micro-batches for which passes were run on zeros."""
 
     def run(self, batch: Batch, plan: RankPlan) -> None:
-        """Run the passes on zeros, for each new shape of the plan. Binds other weights to modules and forgets the
-        previous bindings."""
+        """Run the passes on zeros, for each new shape of the plan. Replaces the weights that modules are bound to, and
+        unbinds the modules afterwards."""
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
         shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
@@ -56,7 +56,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.streams.device
-    # All groups of experts have the kernels, and the module, of the first group.
+    # One group of experts stands for all groups: they have the same kernels and share a module.
     used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))

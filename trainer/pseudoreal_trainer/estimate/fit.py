@@ -13,7 +13,7 @@ from pseudoreal_trainer.plan.sizes import Sizes
 def violations(
     config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile | None
 ) -> list[str]:
-    """Return a sentence for each limit, of the phase's budget or of the machine, that some rank exceeds; empty if the
+    """Return one sentence for each limit, of the phase's budget or of the machine, that some rank exceeds. Empty if the
     layout fits. Raises ValueError if the profile lacks a figure that the phase needs."""
     reasons = budget_violations(layout, sizes, peaks, budget_bounds(config.offload.budget))
     if profile is not None:
@@ -40,8 +40,8 @@ def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compu
 
 
 def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
-    """Return True if the device can hold the resident state of a rank. With a budget, units may move: then only the
-    weights and the gradient of the largest unit must fit, because both are on the device while the unit is used."""
+    """Return True if the device can hold the resident state of a rank. A budget may move units: then only the weights
+    and the gradient of the largest unit must fit, because both are on the device while the unit is used."""
     if profile.device_bytes is None:
         return True
     units = max((layout.local_units(rank) for rank in range(layout.pipeline)), key=len)
@@ -54,7 +54,8 @@ def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile:
 
 
 def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
-    """Return True if a phase fits the machine before its first pass. Always True with a budget, which moves units."""
+    """Return True if the bytes that a rank holds through the whole step, without activations, fit the machine. Always
+    True with a budget, which moves units."""
     if config.offload.budget is not None:
         return True
     machine = room(layout, sizes, profile, config.precision.compute)

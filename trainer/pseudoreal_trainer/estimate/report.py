@@ -40,7 +40,7 @@ class TierBytes(_Model):
 
 
 class RankReport(_Model):
-    """The plan of each data rank of a pipeline rank."""
+    """Bytes and traffic of a pipeline rank, the same for each of its data ranks."""
 
     parameters: int
     """Number of parameters whose state the rank holds."""
@@ -50,12 +50,12 @@ class RankReport(_Model):
 
 
 class ExchangeReport(_Model):
-    """Traffic of one kind between all ranks of a phase. A ring of ranks enters each worker once."""
+    """Traffic of one kind between all ranks of a phase. A ring of ranks is assumed to enter each worker once."""
 
     bytes_within_workers: int
     """Bytes per step between ranks of one worker."""
     bytes_between_workers: int
-    """Bytes per step between workers, for ranks in their given order."""
+    """Bytes per step between workers, if consecutive ranks are on the same worker."""
     workers_together: int
     """Smallest number of consecutive workers that exchange nothing with other workers. If each such group of workers is
     placed close together, all traffic of this kind stays local."""
@@ -65,14 +65,15 @@ class ImbalanceReport(_Model):
     """Load imbalance of expert-parallel experts."""
 
     most_rows: float
-    """Most routed tokens that the experts of one rank can get, as a multiple of the mean over the ranks."""
+    """Maximum number of routed tokens that the experts of one rank can get, as a multiple of the mean over the
+    ranks."""
     step_seconds: float | None
     """Seconds of a step in which one rank gets this many routed tokens in every layer. null: no hardware profile was
     given."""
 
 
 class PhaseReport(_Model):
-    """The plan of a phase. Each number of bytes is the maximum over the ranks."""
+    """The plan of a phase. Bytes are maxima over the ranks, except in `exchanges`, which has sums."""
 
     name: str
     parameters: int
@@ -81,35 +82,36 @@ class PhaseReport(_Model):
     peak_device_bytes: int
     """Peak device bytes, including activations."""
     scratch_bytes: int | None
-    """Bytes that kernels allocate for themselves in addition, while a pass runs. null: no hardware profile was
-    given."""
+    """Bytes that kernels allocate for themselves while a pass runs, in addition to `peak_device_bytes`. null: no
+    hardware profile was given."""
     bytes_moved_per_step: dict[Traffic, int]
     exchanges: dict[Exchange, ExchangeReport]
-    """Traffic between ranks; kinds without bytes are omitted."""
+    """Kind of traffic between ranks -> its bytes. Kinds without bytes are omitted."""
     fetches_per_unit: int
-    """Fetches in a step, for the unit and the rank with the most."""
+    """Largest number of fetches of one unit by one rank in a step."""
     reductions_per_unit: int
     idle_share: float
-    """Share of the step in which a pipeline rank waits, averaged over the ranks. Without a hardware profile, a layer's
-    backward pass counts as three forward passes with recomputation, else two, and everything else as zero."""
+    """Share of the step in which a pipeline rank waits, averaged over the ranks. Without a hardware profile, the
+    backward pass of a layer takes as long as three forward passes with recomputation, or two without; everything else
+    takes no time."""
     loss_chunk: int
-    """Most tokens of a micro-batch with logits in memory at a time, on a rank."""
+    """Number of tokens per chunk of the loss on a rank. Logits are in memory for one chunk at a time."""
     tokens_per_step: int
     step_seconds: float | None
-    """Seconds of a step; if experts are spread over ranks, with equally many routed tokens for each rank. null: no
+    """Predicted seconds of a step. Spread experts are assumed to get equally many routed tokens on each rank. null: no
     hardware profile was given."""
     imbalance: ImbalanceReport | None
     """The worst case for `step_seconds`. null: experts are not spread."""
     tokens_to_hide: dict[Load, int]
-    """Load that occurs once per step -> number of tokens per step above which compute takes longer than the load.
-    Empty: no hardware profile was given."""
+    """Load that occurs once per step -> tokens per step above which compute takes longer than the load. Empty: no
+    hardware profile was given."""
     bottleneck: str | None
     fits: bool
     reasons: list[str]
     hints: list[str]
     homes: dict[str, Home]
     ranks: list[RankReport]
-    """The report of each pipeline rank."""
+    """One report per pipeline rank."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class PlannedPhase:
     """Traffic between ranks in a step."""
     timeline: Timeline
     is_predicted: bool
-    """True if times are seconds; else the unit is the forward pass of a layer."""
+    """True if times are in seconds; else they are in forward passes of a layer."""
 
 
 def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:

@@ -27,7 +27,7 @@ def _process_name(process: int, name: str) -> Event:
 
 
 def _events(step: Timeline, first: int, microseconds: float) -> Iterator[Event]:
-    """Yield the tasks that take time, from the start of the step on; updates of the step before may reach into it."""
+    """Yield the tasks that take time in the step. Updates of the previous step are cut at the start of the step."""
     for task, span in zip(step.tasks, step.spans, strict=True):
         if task.record is None or span.end <= max(span.begin, 0.0):
             continue

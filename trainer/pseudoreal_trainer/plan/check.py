@@ -39,11 +39,11 @@ from pseudoreal_trainer.plan.records import (
 )
 
 _MOST_FETCHES = 2
-"""Most fetches of a group of experts for the tokens of one position: one forward, one backward."""
+"""Maximum number of fetches of a group of experts for the tokens of one position: one forward, one backward."""
 
 
 class PlanError(RuntimeError):
-    """Raised for a step plan that must not run; the text names the rank, the record of its plan and the fault."""
+    """Raised for a step plan that must not run. The text names the rank, the record of its plan and the fault."""
 
 
 def check_plan(layout: Layout, plan: Plan) -> None:
@@ -75,7 +75,7 @@ def _require(holds: bool, fault: str) -> None:
 
 @dataclass
 class _RankState:
-    """State of a rank between two records of its plan. Each method checks one kind of record against the state and
+    """State of a rank between two records of its plan. Each method checks one kind of record against the state, then
     applies the record. Methods raise PlanError for a fault."""
 
     layout: Layout
@@ -131,8 +131,8 @@ class _RankState:
         del self.resident[record.unit]
 
     def _require_wanted(self, record: Read | Fetch) -> None:
-        """Check that the record depends on token counts if and only if the unit is an optional group of experts, and
-        that these counts are known."""
+        """Check that the record has `wanted_by` if and only if the unit is an optional group of experts, and that the
+        row counts of this position are known."""
         position, is_optional = record.wanted_by, self.layout.is_optional(record.unit)
         if position is None:
             _require(not is_optional, "it is fetched whether tokens came for it or not")
@@ -382,8 +382,8 @@ _Channel = tuple[Flow, int, int]
 
 
 def _check_channels(plan: Plan) -> None:
-    """Check that the k-th receive of a channel gets its k-th send: on some networks messages have no tags. Raises
-    PlanError."""
+    """Check that the k-th receive of a channel gets the channel's k-th send: on some networks messages have no tags.
+    Raises PlanError."""
     sent: dict[_Channel, list[tuple[int, int]]] = {}
     received: dict[_Channel, list[tuple[int, int]]] = {}
     for rank, records in enumerate(plan):
@@ -403,8 +403,8 @@ def _check_channels(plan: Plan) -> None:
 def _check_collectives(layout: Layout, plan: Plan) -> None:
     """Check that pipeline ranks launch their common collectives in one order. Raises PlanError.
 
-    For each pair of ranks, both plans must contain the same sequence of common collectives. Collectives of the data
-    ranks of one pipeline rank need no check: these ranks have one plan.
+    For each pair of ranks, both plans must contain the same sequence of common collectives. The data ranks of one
+    pipeline rank have the same plan, so their collectives need no check.
     """
     for first, second in combinations(range(layout.pipeline), 2):
         words = [_word(layout, {first, second}, plan[rank]) for rank in (first, second)]

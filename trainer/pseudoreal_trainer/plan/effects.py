@@ -77,7 +77,7 @@ Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replic
 """
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 _COUNT_BYTES = 8
-"""Bytes of a token count in a message."""
+"""Bytes of a token count (int64) in a collective."""
 
 
 class Resource(StrEnum):
@@ -104,7 +104,7 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.MESSAGES: ("pipeline",),
     Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
 }
-"""Resource -> traffic of a record that the resource carries."""
+"""Resource -> kinds of traffic that the resource carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,20 @@ class Effects:
     resources: tuple[Resource, ...] = ()
     """Resources that execute the record, one after the other."""
     after: tuple[Record, ...] = ()
-    """Earlier records of this rank whose results the record uses, named as by `result`. An Update is from the step
-    before; a record may be absent (no Update before the first step)."""
+    """Earlier records of this rank whose results the record uses, named as by `result`. An Update belongs to the
+    previous step. A record may be absent: before the first step there is no Update."""
     message: Receive | None = None
     """Message from another pipeline rank that this record is the first to need."""
     accumulates: tuple[int, ...] = ()
-    """Units whose gradient accumulates in a shared buffer and to which the record adds; the first pass takes the
-    buffer."""
+    """Units with a shared gradient buffer to which the record adds a gradient. The first such pass takes the buffer."""
     frees: tuple[int, ...] = ()
-    """Units whose gradient buffer is free afterwards, if they had one."""
+    """Units whose gradient buffer, if they have one, is free after the record."""
     partners: Users = ()
     """Pipeline ranks that execute the record together, in one collective; empty: this pipeline rank alone."""
 
 
 def result(record: Record) -> Record:
-    """Return the record as it is named in `Effects.after`: without the position that wants a working copy."""
+    """Return the record under its name in `Effects.after`: without `wanted_by`."""
     return replace(record, wanted_by=None) if isinstance(record, Read | Fetch) else record
 
 
@@ -205,7 +204,8 @@ def _awaited_legs(layout: Layout, record: Pass) -> tuple[Leg, ...]:
 
 
 def awaited_message(layout: Layout, record: Record) -> Receive | None:
-    """Return the message from another pipeline rank that this record is the first to need; None if it needs none."""
+    """Return the message from another pipeline rank that this record is the first to need; None if there is no such
+    message."""
     if is_first_use_of_input(record, layout):
         return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
     if is_first_use_of_gradient(record, layout):
@@ -239,7 +239,7 @@ class Group:
     kind: Literal["holders", "replicas", "data", "experts", "same experts", "peer"]
     pool: Pool = "Blocks"
     users: Users = ()
-    """Pipeline ranks that use the units (holders), or the one that receives (peer)."""
+    """Pipeline ranks that use the units (holders), or the pipeline rank that receives (peer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +250,14 @@ class Transfer:
     size: int
     """Bytes that the rank sends, or copies."""
     group: Group | None = None
-    """Ranks among which the bytes move; None: between the rank's own device, host and disk."""
+    """Ranks between which the bytes move; None: the bytes move between the rank's own device, host and disk."""
     operation: Operation | None = None
-    """None: messages or a copy."""
+    """Collective operation; None: messages or a copy."""
 
 
 def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Traffic]:
-    """Return the bytes of each kind that a rank sends or moves in a step, for the data rank with the largest part of a
-    micro-batch."""
+    """Return kind of traffic -> bytes that a rank sends or copies in a step, on the data rank with the largest part of
+    a micro-batch."""
     total: Counter[Traffic] = Counter()
     for record in records:
         for transfer in transfers_of(layout, sizes, record):
@@ -266,8 +266,8 @@ def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Tr
 
 
 def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]:
-    """Return the bytes that one record moves. Exchanges are counted as if all experts got equally many tokens and none
-    were full, so every group of experts is fetched."""
+    """Return the transfers of one record. Exchanges are counted as if all experts got equally many tokens and none were
+    full, so every group of experts is fetched."""
     match record:
         case Read(unit):
             return [Transfer("disk_read", sizes.shard(layout, unit) * sizes.compute_bytes)]
@@ -304,13 +304,13 @@ def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]
 
 
 def _to_other_ranks(layout: Layout, size: int) -> int:
-    """Return the bytes that leave a rank, out of `size` bytes divided evenly over the ranks with a layer's experts."""
+    """Return the bytes that leave a rank, if `size` bytes are divided evenly among the ranks with a layer's experts."""
     return size * (layout.expert_ranks - 1) // layout.expert_ranks
 
 
 def _agreement_on_groups(layout: Layout, position: int) -> list[Transfer]:
-    """Return the all-reduce of row counts by which ranks that gather groups of experts together agree on the groups to
-    fetch."""
+    """Return the transfers by which ranks that gather groups of experts together agree on the groups to fetch: an
+    all-reduce of row counts."""
     if not layout.asks_for_groups(position) or layout.sharding == "None":
         return []
     holders = layout.data // layout.expert_ranks
@@ -336,8 +336,8 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
 
 
 def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
-    """Return the transfers of a rank when shards of `shard` bytes are gathered across replicas and then within the
-    replica, or sums are scattered in the opposite order."""
+    """Return the transfers of a rank, with shards of `shard` bytes. Shards are gathered across replicas, then within
+    the replica; sums are scattered in the opposite order."""
     across = shard * layout.parts_of_replica
     return [
         Transfer("collective", layout.shards(unit) * shard - across, _holders(layout, unit), operation),

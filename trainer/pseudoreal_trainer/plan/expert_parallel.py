@@ -6,8 +6,8 @@ no tokens: an exchange needs all of its ranks.
 
 Two micro-batches are in flight at a time, so that the rows of one travel while the experts compute on the other. Tokens
 of all neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the
-graph of one micro-batch, and of the next one, whose rows are travelling. The gradients of a micro-batch's tokens are
-waited for, as a third graph would cost more memory than this wait is worth.
+graph of one micro-batch, and of the next one, while the rows of the next one travel. The main thread waits for the
+gradients of a micro-batch's tokens: a third graph would cost more memory than this wait is worth.
 
 If a rank's experts are cut into groups, each group computes on all micro-batches before the next group. So a group is
 fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches stay in
@@ -151,12 +151,12 @@ def _start_of_backward(layout: Layout, position: int, m: int) -> Iterator[PassPa
 
 
 def _with_neighbours(numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], int, Sequence[int]]]:
-    """Yield each number with the numbers next to it: before and after, at most one each."""
+    """Yield (previous number or nothing, number, next number or nothing) for each number."""
     return ((numbers[max(0, i - 1) : i], number, numbers[i + 1 : i + 2]) for i, number in enumerate(numbers))
 
 
 def _consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield runs of consecutive numbers: the first number of each run, and the length."""
+    """Yield (first number, length) of each run of consecutive numbers."""
     for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
         found = [number for _, number in run]
         yield found[0], len(found)

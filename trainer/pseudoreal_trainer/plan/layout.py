@@ -21,7 +21,8 @@ Users = tuple[int, ...]
 """Pipeline ranks that use a unit, ascending."""
 
 MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
-"""Schedules that assign layers to pipeline ranks round-robin; in the others each rank has neighbouring layers."""
+"""Schedules that assign layers to pipeline ranks round-robin. In the other schedules each rank has neighbouring
+layers."""
 _OF_LAYERS = (
     *("units", "_first_experts", "_after_experts", "_sets", "_units_of", "_layers_of"),
     *("_ranks", "_positions", "_local_units", "users"),
@@ -31,10 +32,10 @@ _OF_LAYERS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything that the step plan of a phase depends on."""
+    """Layout of a phase: everything that the phase's step plan depends on."""
 
     layer_blocks: tuple[int, ...]
-    """Entry l is the block of layer l."""
+    """Entry l is the index of layer l's block."""
     pipeline: int
     data: int
     """Number of data ranks of each pipeline rank."""
@@ -54,7 +55,7 @@ class Layout:
     homes: tuple[Home, ...] = ()
     """Home of each unit; empty: all units are on the device."""
     window: int = 2
-    """Most working copies of streamed units at a time, in each pool."""
+    """Size of the window: maximum number of working copies of streamed units at a time, per pool."""
     recompute: bool = True
     stash: bool = False
     """Whether boundary activations are offloaded to the host."""
@@ -62,14 +63,14 @@ class Layout:
     ends_are_one: bool = False
     """Whether embedding and head are in one unit."""
     loss_chunk: int | None = None
-    """Most tokens of a micro-batch with logits in memory at a time; None: all."""
+    """Maximum number of tokens per chunk of the loss; None: one chunk. Logits are in memory for one chunk at a time."""
     measures: bool = False
     """Whether some steps measure the gradients of single layers that share a block."""
     balances_steps: bool = False
     """Whether a loss depends on how often each expert is chosen in the whole step."""
 
     def as_in(self, other: "Layout") -> "Layout":
-        """Copy the cached properties of `other` that depend on layers and pipeline ranks, and return this layout. Both
+        """Return this layout with the cached properties of `other` that depend on layers and pipeline ranks only. Both
         layouts must have the same layers on the same pipeline ranks, and so the same positions, units and users."""
         vars(self).update({name: vars(other)[name] for name in _OF_LAYERS if name in vars(other)})
         return self
@@ -148,7 +149,8 @@ class Layout:
         return tuple(unit for unit in self._units_of[position] if len(self._layers_of[unit]) > 1)
 
     def position_above(self, position: int) -> int | None:
-        """Return the next position above whose layer shares units with this one; None if there is none."""
+        """Return the next position above with a layer that shares units with this position's layer; None if there is
+        none."""
         return self._neighbours.get(position)
 
     def position_below(self, position: int) -> int | None:
@@ -252,16 +254,16 @@ class Layout:
         return self.homes[unit] if self.homes else "Device"
 
     def spreads(self, position: int) -> bool:
-        """Return whether tokens go to the experts of a position and come back by exchanges, as the experts are spread
-        over ranks or cut into groups. A rank that has all experts exchanges tokens with itself."""
+        """Return whether a position has experts that are spread over ranks or cut into groups. Exchanges then carry
+        tokens to these experts and back; a rank that has all experts exchanges tokens with itself."""
         return self.expert_ranks * self.expert_groups > 1 and self.has_experts(position)
 
     def asks_for_groups(self, position: int) -> bool:
-        """Return whether some group of the position's experts is fetched only if tokens came for it."""
+        """Return whether some group of the position's experts is fetched only if tokens are routed to it."""
         return any(map(self.is_optional, self.units_of(position)))
 
     def is_optional(self, unit: int) -> bool:
-        """Return whether the unit is a group of experts that is fetched only if tokens came for it."""
+        """Return whether the unit is a group of experts that is fetched only if tokens are routed to it."""
         return self.expert_groups > 1 and self.pool_of(unit) == "Experts" and self.moves(unit)
 
     def sums_choices(self, position: int) -> bool:
@@ -272,8 +274,8 @@ class Layout:
         return len(self.units_of(position)) > 1
 
     def data_holders(self, unit: int) -> int:
-        """Return the number of a pipeline rank's data ranks that hold the unit: all of them; for spread experts, the
-        ranks with the same experts."""
+        """Return the number of data ranks of a pipeline rank that hold the unit: all data ranks; for spread experts,
+        the ranks with the same experts."""
         return self.pool_holders(self.pool_of(unit))
 
     def pool_holders(self, pool: Pool) -> int:
@@ -285,13 +287,13 @@ class Layout:
         return self.data_holders(unit) * len(self.users[unit])
 
     def data_part(self, unit: int, world_rank: int) -> int:
-        """Return the index of a rank's part of a unit, if the data ranks of one pipeline rank that hold the unit cut it
-        into equal parts."""
+        """Return the index of a rank's part of a unit that is cut into equal parts, one for each of a pipeline rank's
+        data ranks that hold the unit."""
         return self.mesh.expert_part(world_rank) if self.pool_of(unit) == "Experts" else self.mesh.part(world_rank)
 
     def part(self, unit: int, world_rank: int) -> int:
-        """Return the index of a rank's shard of a unit, if all ranks that hold the unit cut it into equal parts. The
-        rank must use the unit."""
+        """Return the index of a rank's shard of a unit that is cut into equal parts, one for each rank that holds the
+        unit. The rank must use the unit."""
         user = self.users[unit].index(self.mesh.coordinates(world_rank).pipeline)
         return user * self.data_holders(unit) + self.data_part(unit, world_rank)
 
@@ -303,13 +305,13 @@ class Layout:
         return mesh.at_each_pipeline(groups, users)
 
     def shards(self, unit: int) -> int:
-        """Return the number of shards of the unit's state; 1: it is not sharded. If sharded, a streamed unit has no
-        whole copy outside the windows."""
+        """Return the number of shards of the unit's state; 1: the state is not sharded. A streamed unit with several
+        shards has no whole copy outside the windows."""
         return 1 if self.sharding == "None" and not self.is_common(unit) else self.holders(unit)
 
     @property
     def parts_of_replica(self) -> int:
-        """Number of neighbouring shards that the ranks with the same index in all replicas hold together."""
+        """Number of neighbouring shards that the ranks with one index in all replicas hold together."""
         return 1 if self.sharding == "None" else self.replicas
 
     def holds_whole(self, unit: int) -> bool:
@@ -327,13 +329,14 @@ class Layout:
         return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Return whether the unit's gradient is whole only until it is reduced."""
+        """Return whether the device has the whole gradient of the unit only until the reduction. Afterwards the rank
+        keeps its shard, in the unit's home."""
         return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether updates wait for the gradients of all units, which are kept meanwhile; otherwise each update follows
-        its reduction at once."""
+        """Whether the gradients of all units are kept until the updates start. Otherwise each update follows its
+        reduction at once."""
         return self.clipping == "Global"
 
     @property

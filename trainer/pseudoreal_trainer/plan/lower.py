@@ -98,8 +98,8 @@ def _lower_rank(
 
 
 def _last_choices(layout: Layout, order: Sequence[PassPart]) -> dict[int, int]:
-    """Return index into `order` of a position's last pass that chooses experts -> the position. Empty in an evaluation,
-    and if no loss depends on all choices of the step."""
+    """Return index into `order` -> position, for the last pass of each position that chooses experts. Empty in an
+    evaluation, and if no loss depends on all choices of the step."""
     if not any(isinstance(compute, Backward) for compute in order):
         return {}
     choosing = (
@@ -109,11 +109,11 @@ def _last_choices(layout: Layout, order: Sequence[PassPart]) -> dict[int, int]:
 
 
 def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
-    """Return the index into `order` of the pass after which a rank agrees with the others that the loss is finite; None
-    if the ranks agree at the end, or in an evaluation.
+    """Return the index into `order` of the pass after which a rank takes part in the early agreement on the loss; None
+    if the ranks agree at the end of the step, or in an evaluation.
 
-    On the head's rank this is the last pass of the head, elsewhere the first pass of all. So no rank agrees late: while
-    the other ranks wait for it, they update nothing, and free no buffers for their next gradients.
+    On the head's rank this is the last pass of the head, on other ranks the first pass of all. So no rank agrees late:
+    while the other ranks wait for it, they update nothing, and free no buffers for their next gradients.
     """
     if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None
@@ -122,14 +122,14 @@ def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
 
 
 def _reduction(layout: Layout, unit: int) -> Iterator[Record]:
-    """Yield the reduction of a unit; without global clipping, its update follows at once."""
+    """Yield the reduction of a unit and, without global clipping, its update."""
     yield Reduce(unit)
     if not layout.keeps_gradients:
         yield Update(unit)
 
 
 def _records_at_end(layout: Layout, rank: int) -> Iterator[Record]:
-    # In one order on all ranks, as their backward passes may end in different orders.
+    # In one order on all ranks, because the backward passes of the ranks may end in different orders.
     common = layout.common_units(rank)
     for unit in common:
         yield from _reduction(layout, unit)
@@ -153,10 +153,10 @@ def _sends(layout: Layout, compute: PassPart) -> list[Send]:
 
 
 def _receives(layout: Layout, rank: int, order: Sequence[PassPart], sent: list[list[Send]]) -> dict[int, list[Receive]]:
-    """Return index into `order` -> receives that start before that pass.
+    """Return index into `order` -> receives that start before this pass.
 
-    Receives start one pass ahead of their use, so that messages travel while the rank computes. Each channel, a flow
-    from one rank to another, receives in the order of its sends.
+    Receives start one pass before the pass that uses them, so that messages travel while the rank computes. A channel
+    is a flow from one rank to another; the receives of each channel are in the order of its sends.
     """
     channels = _incoming(rank, sent)
     ordinals = {message: index for messages in channels.values() for index, message in enumerate(messages)}

@@ -23,7 +23,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Index of a rank in each dimension, from 0."""
+    """Index of a rank in each dimension; indices start at 0."""
 
     pipeline: int = 0
     replica: int = 0
@@ -36,7 +36,7 @@ class Mesh:
 
     pipeline: int = 1
     replica: int = 1
-    """Number of groups of shards, for hierarchical collectives."""
+    """Number of groups into which the data ranks of a pipeline rank are cut, for hierarchical collectives."""
     shard: int = 1
     """Number of ranks in each replica of a pipeline rank."""
     expert: int = 1
@@ -73,7 +73,7 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """Number of ranks of one pipeline rank, and of the parts into which a micro-batch's sequences are cut."""
+        """Number of data ranks of a pipeline rank; the sequences of a micro-batch are cut into as many parts."""
         return self.replica * self.shard
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -101,8 +101,8 @@ class Mesh:
         return here.replica * self.shard + here.shard
 
     def part(self, rank: int) -> int:
-        """Return the index of the rank's part of a flat vector in `data` equal parts, if the vector is scattered over
-        the shards, and then each shard's part over the replicas."""
+        """Return the index of the rank's part of a flat vector that is cut into `data` equal parts: first over the
+        shards, then each shard's part over the replicas."""
         here = self.coordinates(rank)
         return here.shard * self.replica + here.replica
 
@@ -115,8 +115,8 @@ class Mesh:
         return rank % self.shard // self.expert
 
     def expert_part(self, rank: int) -> int:
-        """Return the index of the rank's part of a vector of experts, cut as in `part` among the ranks with the same
-        experts only."""
+        """Return the index of the rank's part of a vector of experts. The vector is cut as in `part`, but only among
+        the ranks with the same experts."""
         return self.expert_shard_coordinate(rank) * self.replica + self.coordinates(rank).replica
 
     def groups(self, *dimensions: Dimension) -> Groups:
@@ -129,15 +129,15 @@ class Mesh:
         return _groups({"pipeline": self.pipeline, **self.expert_sizes}, dimensions)
 
     def at_each_pipeline(self, groups: Groups, pipeline_ranks: Sequence[int]) -> Groups:
-        """Return the groups of one pipeline rank, each joined with the corresponding groups of the other
-        `pipeline_ranks`, in the order of these. `groups`: of all pipeline ranks. Ranks of other pipeline ranks are in
-        no group."""
+        """Return the groups that join corresponding groups of several pipeline ranks. `groups`: groups inside each
+        pipeline rank, of all pipeline ranks. `pipeline_ranks`: the pipeline ranks to join, in this order; ranks of
+        other pipeline ranks are in no group."""
         first = (ranks for ranks in groups if self.coordinates(ranks[0]).pipeline == 0)
         return tuple(tuple(self.at_pipeline(rank, p) for p in pipeline_ranks for rank in ranks) for ranks in first)
 
     @cached_property
     def data_groups(self) -> Groups:
-        """For each pipeline rank, the ranks with different sequences."""
+        """Groups of the data ranks of each pipeline rank; the ranks of a group have different sequences."""
         return self.groups("replica", "shard")
 
 

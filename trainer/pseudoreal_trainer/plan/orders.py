@@ -51,8 +51,8 @@ def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
 
 
 def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
-    """Yield the order Interleaved: rounds of micro-batches; in each round all chunks of the rank, one after the other.
-    A chunk is one layer."""
+    """Yield the order Interleaved: rounds of micro-batches. In each round a rank runs all of its chunks, one after the
+    other. A chunk is one layer."""
     check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
     chunks = _model_chunks(layout, rank)
     width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
@@ -75,7 +75,7 @@ def _model_chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
 
 
 def _alternate(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
-    """Yield `warmup` entries forward, then one forward and one backward in turn, and finally the rest backward."""
+    """Yield `warmup` entries of `forward`, then one entry of each list in turn, and finally the rest of `backward`."""
     yield from chain.from_iterable(forward[:warmup])
     for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
         yield from chain(ahead, back)
@@ -90,8 +90,8 @@ def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]
 
 
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
-    """Return the number of gradient buffers that units of a pool share: for the gradients that accumulate at the same
-    time, and one that is being reduced meanwhile."""
+    """Return the number of gradient buffers shared by the units of a pool: one for each gradient that accumulates at
+    the same time, and one for a gradient that is being reduced."""
     ranges = _accumulation_ranges(replace(layout, homes=(), sharding="None", replicas=1), rank)
     sharing = [ranges[unit] for unit in layout.buffered_units(rank, pool)]
     overlapping = max((sum(one.start in other for other in sharing) for one in sharing), default=0)

@@ -9,13 +9,13 @@ from pseudoreal_trainer.plan.units import Unit
 
 
 def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tuple[Unit, ...]:
-    """Return the units as a rank holds them. `units`: with all experts."""
+    """Return the units as a rank holds them. `units`: units of the model, with all experts."""
     return own_units(units, layout.mesh.expert_coordinate(world_rank), layout.expert_ranks, layout.expert_groups)
 
 
 def own_units(units: Iterable[Unit], coordinate: int, ranks: int, groups: int) -> tuple[Unit, ...]:
-    """Return the units of the rank with this coordinate among the expert ranks: a unit of experts is reduced to the
-    rank's own experts and cut into groups. `units`: with all experts."""
+    """Return the units of the rank with this coordinate among the expert ranks. A unit of experts is reduced to the
+    rank's own experts and cut into groups. `units`: units of the model, with all experts."""
     own = (unit.of_rank(coordinate, ranks) for unit in units)
     return tuple(group for unit in own for group in unit.in_groups(groups))
 
@@ -35,7 +35,8 @@ class Part:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape in which the part is stored: the tensor's own shape if the part is all of the tensor, else flat."""
+        """Shape in which the part is stored: the shape of the tensor if the part is the whole tensor, else
+        [elements]."""
         flat = (self.end - self.begin,)
         return self.shape if self.begin == 0 and self.end == prod(self.shape) else flat
 
@@ -53,8 +54,8 @@ def parts_of(unit: Unit, elements: range) -> list[Part]:
 
 
 def by_expert(begin: int, end: int, size: int) -> Iterator[tuple[int, range]]:
-    """Yield the elements begin..end-1 of a flattened tensor, expert after expert: the number of the expert and the
-    range of its elements. Each expert has `size` elements; a tensor that is not stacked has one expert, 0."""
+    """Yield (number of the expert, range of its elements) for the elements begin..end-1 of a flattened tensor. Each
+    expert has `size` elements; a tensor that is not stacked has one expert, 0."""
     while begin < end:
         number = begin // size
         stop = min(end, (number + 1) * size)

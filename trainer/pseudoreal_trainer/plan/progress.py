@@ -25,19 +25,20 @@ from pseudoreal_trainer.plan.records import (
 )
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
-"""Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the measured
-gradient of a layer, by its position, for the next layer below that shares units with the layer; or the gather of a
-unit, and the rank."""
+"""Event in a main thread for which other ranks wait: a message (flow, position, micro-batch); the measured gradient of
+a layer, for the next layer below that shares units ("layer", position, 0); or the gather of a unit ("gather", unit,
+rank)."""
 
 
 @dataclass
 class _Rank:
-    """State of a rank in the run: the records that its two threads have not yet executed."""
+    """State of a rank in the simulation: the records that its two threads have not yet executed, and its gradient
+    buffers."""
 
     main: deque[Record]
     """Records for the main thread, in plan order."""
     free_buffers: dict[Pool, int]
-    """Number of free gradient buffers."""
+    """Pool -> number of free gradient buffers."""
     reduction: deque[Record] = field(default_factory=deque)
     """Records that the main thread has handed to the reduction thread."""
     accumulating: set[int] = field(default_factory=set)
@@ -45,7 +46,7 @@ class _Rank:
 
 
 def find_deadlock(layout: Layout, plan: Plan) -> dict[int, Record]:
-    """Return rank -> the record in which it waits forever; empty if the plan ends."""
+    """Return rank -> record in which the rank waits forever; empty if the plan ends."""
     ranks = [_Rank(deque(records), _all_buffers(layout, rank)) for rank, records in enumerate(plan)]
     sent: set[_Message] = set()
     while any([*_advance_main_threads(layout, ranks, sent), _advance_reduction_threads(layout, ranks)]):

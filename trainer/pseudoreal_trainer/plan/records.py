@@ -1,4 +1,4 @@
-"""The records of a step plan. A rank's plan is a tuple of them, executed in order.
+"""The records of a step plan. A rank's plan is a tuple of records, executed in order.
 
 Positions count the model's chain: 0 is the embedding, 1..L are the layers, L + 1 is the final norm with the head and
 the loss. A unit is an index into the model's units; layers that share a block use the same unit.
@@ -76,21 +76,21 @@ class Read:
 
     unit: int
     wanted_by: int | None = None
-    """As in `Fetch`."""
+    """Position whose tokens need a group of experts, as in `Fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Start to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
 
-    Pipeline ranks that share the unit gather it once, before everything else, so that no rank waits in the gather for a
-    rank that waits for it.
+    Pipeline ranks that share the unit gather it once, before everything else. Later, a rank could wait in the gather
+    for a rank that waits for one of its messages.
     """
 
     unit: int
     wanted_by: int | None = None
-    """Position whose tokens need a group of experts. If no tokens came for the group, nothing is fetched and nothing
-    has to be dropped. None: the unit is always fetched."""
+    """Position whose tokens need a group of experts. If no tokens were routed to the group, the unit is neither fetched
+    nor dropped. None: the unit is always fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward pass. At the head only the loss, without gradients (evaluation)."""
+    """A forward pass. At the head it computes the loss without gradients, for evaluations."""
 
     position: int
     micro_batch: int
@@ -110,7 +110,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """A backward pass; adds to the gradients of the position's units. At the head it contains the forward pass and the
+    """A backward pass. Adds to the gradients of the position's units. At the head it contains the forward pass and the
     loss."""
 
     position: int
@@ -129,25 +129,25 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Count:
     """Exchange row counts: how many tokens the experts of each rank get, and from which ranks. One record for all
-    neighbouring micro-batches, as the host has to wait for the counts."""
+    neighbouring micro-batches, because the host waits for the counts."""
 
     position: int
     first: int
-    """First of the micro-batches."""
+    """Index of the first micro-batch."""
     micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
 class SumChoices:
-    """Sum over all micro-batches and data ranks how often each expert of a layer was chosen, for a loss that depends on
-    the choices of the whole step."""
+    """Sum the number of times that each expert of a layer was chosen, over all micro-batches and data ranks. For a loss
+    that depends on the choices of the whole step."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Start to send rows to the ranks of a layer's experts, or back; the record that needs the rows waits for them."""
+    """Start to send rows to the ranks of a layer's experts, or back. The record that needs the rows waits for them."""
 
     leg: Leg
     position: int
@@ -156,7 +156,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ExpertForward:
-    """Forward pass of a group of this rank's experts, on the tokens that came to them."""
+    """Forward pass of a group of this rank's experts, on the tokens routed to them."""
 
     position: int
     micro_batch: int
@@ -173,8 +173,8 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBackward:
-    """Backward pass of a group of this rank's experts; adds to their gradient. Contains the forward pass, unless its
-    graph was kept."""
+    """Backward pass of a group of this rank's experts. Adds to the group's gradient. Contains the forward pass, unless
+    its graph was kept."""
 
     position: int
     micro_batch: int
@@ -194,7 +194,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Start to receive; the record that needs the tensor waits for it."""
+    """Start to receive a tensor. The record that needs the tensor waits for it."""
 
     flow: Flow
     position: int
@@ -231,7 +231,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Sum over all ranks the values that each must know: the loss, requests to stop, and with global clipping the
+    """Sum values over all ranks, so that each rank knows them: the loss, requests to stop, and with global clipping the
     norm."""
 
 

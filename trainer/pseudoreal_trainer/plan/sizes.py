@@ -1,4 +1,4 @@
-"""Everything besides the layout that byte counts depend on. Pure."""
+"""Sizes of a phase: everything besides the layout that byte counts depend on. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +13,11 @@ Device = Literal["cpu", "cuda"]
 """Type of the device that trains, as in torch."""
 
 MOMENTS = 2
-"""Vectors of AdamW's moments for each vector of master weights."""
+"""Number of AdamW's moment vectors per vector of master weights."""
 
 LOGIT_BYTES = 256 << 20
-"""Most bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
-(`plan.memory.autograd_memory`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole
+"""Maximum bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
+(`plan.memory.autograd_memory`). A larger limit would mean fewer chunks; each chunk costs a sum over the head's whole
 matrix."""
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
@@ -30,18 +30,18 @@ _ALLOCATED = {"cpu": 1, "cuda": 512}
 class Sizes:
     model: Model
     units: tuple[Unit, ...]
-    """Units as one rank has them: with expert parallelism, each has only the rank's own experts."""
+    """Units as one rank has them: with expert parallelism, a unit of experts has only the rank's own experts."""
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
     """Bytes of an element of a master weight, a moment or a gradient."""
     micro_batch: int
-    """Sequences of a micro-batch, over all data ranks."""
+    """Number of sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
     """Bytes of the buffer through which checkpoints pass."""
     device: Device = "cpu"
     threads: int = 1
-    """Number of threads of a rank, for one operation on the host."""
+    """Number of threads that a rank uses for one operation on the host."""
     has_z_loss: bool = False
     masks_documents: bool = False
     """True if tokens attend only within their document."""
@@ -52,11 +52,11 @@ class Sizes:
         return self.compute_bytes != self.master_bytes
 
     def max_sequences(self, data_ranks: int) -> int:
-        """Return the most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
+        """Return the maximum number of sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks)
 
     def max_tokens(self, data_ranks: int) -> int:
-        """Return the most tokens of a micro-batch that a data rank takes as inputs."""
+        """Return the maximum number of tokens of a micro-batch that a data rank takes as inputs."""
         return self.max_sequences(data_ranks) * self.model.sequence_length
 
     def allocated(self, size: int) -> int:
@@ -74,10 +74,10 @@ class Sizes:
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
         """Return the floating-point operations of a layer's forward pass.
 
-        Each token counts two operations for each matrix weight that it is multiplied by; attention counts half of the
-        tokens, or the tokens in its window. With experts, these weights belong to the router, the token's own experts
-        and the shared experts, as if no expert were full. `twice_the_pairs`: twice the number of (query, key) pairs,
-        where documents are masked; None: pairs of whole sequences.
+        Each token counts two operations for each matrix weight that it is multiplied by. Attention counts half of the
+        tokens, or the tokens in its window. With experts, the matrices are the router, the token's own experts and the
+        shared experts, as if no expert were full. `twice_the_pairs`: twice the number of (query, key) pairs, where
+        documents are masked; None: pairs of whole sequences.
         """
         if twice_the_pairs is None:
             length = self.model.sequence_length
@@ -87,8 +87,8 @@ class Sizes:
         return self._matrix_flops(tokens, layer) + self._attention_flops(twice_the_pairs)
 
     def pass_flops(self, tokens: int, layer: int) -> int:
-        """Return the operations that the kernels of this pass execute: under a mask, attention to all tokens. With
-        masked documents this is an upper bound, because the lengths of documents are unknown."""
+        """Return the operations that the kernels of this pass execute. Under a mask, attention computes all pairs of
+        tokens. With masked documents this is an upper bound, because the lengths of documents are unknown."""
         if not self.is_masked(layer):
             return self.block_flops(tokens, layer)
         return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)
@@ -118,13 +118,13 @@ class Sizes:
 
     @property
     def experts(self) -> int:
-        """Number of experts of a layer that has some."""
+        """Number of experts of a layer with experts."""
         assert self.model.experts is not None, "the model has experts"
         return self.model.experts.count
 
     def exchange_bytes(self, tokens: int, leg: Leg) -> int:
-        """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice, with one
-        more element for the weight if gradients travel."""
+        """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice. If
+        gradients travel, each row has one more element for the weight."""
         gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
         return self.choices * tokens * (self.model.hidden_size + gradients) * self.compute_bytes
 
@@ -174,7 +174,7 @@ def master_bytes(compute: str) -> int:
 
 
 def loss_chunk_limit(vocabulary: int, width: int) -> int:
-    """Return the most tokens of a chunk, for logits of `width` bytes each."""
+    """Return the maximum number of tokens of a chunk, for logits of `width` bytes each."""
     return max(1, LOGIT_BYTES // (vocabulary * width))
 
 

@@ -24,7 +24,8 @@ KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 """Vectors of a unit's state."""
 
 VECTOR = 16
-"""Most elements in a SIMD vector of the processor, which rounds the remainder of a range differently."""
+"""Elements of the widest SIMD vector of the CPU. Cuts are at multiples of it, because the tail of a range, shorter than
+a vector, may be rounded differently."""
 
 EMBEDDING, HEAD = "embedding", "head"
 EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
@@ -33,7 +34,7 @@ EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A unit's part of a tensor: all of it, or of a stacked tensor the part of some experts."""
+    """A unit's part of a tensor: the whole tensor, or the part of some experts in a stacked tensor."""
 
     name: str
     """Name in the model and in checkpoints."""
@@ -84,8 +85,8 @@ class Unit:
 
     @cached_property
     def trained(self) -> int:
-        """Number of elements that gradients train, at the start of the flat vector; a balancing bias comes after
-        them."""
+        """Number of elements that gradients train, at the start of the flat vector. A balancing bias comes after these
+        elements."""
         return sum(parameter.numel for parameter in self.parameters if not parameter.is_balancing)
 
     @cached_property
@@ -103,7 +104,7 @@ class Unit:
         return self.parameters[0].experts
 
     def of_experts(self, experts: range) -> "Unit":
-        """Return the unit with only these neighbouring experts, which must be among its own."""
+        """Return the unit with only these neighbouring experts. The unit must have all of them."""
         own = self.experts
         assert own is not None, "only units of experts are cut by experts"
         assert experts.start in own, "the first expert is among the unit's own"
@@ -111,8 +112,8 @@ class Unit:
         return replace(self, parameters=tuple(replace(one, experts=experts) for one in self.parameters))
 
     def of_rank(self, coordinate: int, ranks: int) -> "Unit":
-        """Return a rank's part of the unit with expert parallelism over `ranks` ranks: the rank's own neighbouring
-        experts; all of any other unit."""
+        """Return a rank's part of the unit with expert parallelism over `ranks` ranks: the unit with the rank's own
+        neighbouring experts. A unit without experts is returned unchanged."""
         if ranks == 1 or self.experts is None:
             return self
         assert len(self.experts) % ranks == 0, "the job's rules make expertRanks divide the number of experts"
@@ -129,15 +130,15 @@ class Unit:
         return tuple(self.of_experts(range(first, first + count)) for first in self.experts[::count])
 
     def shard(self, rank: int, ranks: int) -> range:
-        """Return the shard of a rank, as a range of the flat vector; the last shards may reach into the padding after
+        """Return the shard of a rank, as a range of the flat vector. The last shards may reach into the padding after
         `numel`."""
         length = self.shard_length(ranks)
         return range(rank * length, (rank + 1) * length)
 
     def shard_length(self, ranks: int) -> int:
-        """Return the number of elements of each shard: a multiple of the processor's vectors, so that the update of an
-        element does not depend on the cuts, and large enough that no cut goes through the balancing bias. With one
-        rank, all elements without padding."""
+        """Return the number of elements of each shard: a multiple of VECTOR, so that the update of an element does not
+        depend on the cuts, and large enough that no cut goes through the balancing bias. With one rank, all elements
+        without padding."""
         if ranks == 1:
             return self.numel
         length = -(-self.numel // (ranks * VECTOR)) * VECTOR
@@ -147,8 +148,8 @@ class Unit:
 
 
 def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
-    """Return the embedding, the blocks, the experts, then the final norm with the head. With tied embeddings the first
-    unit is the last as well: it has the final norm, and the embedding's matrix is the head's."""
+    """Return the embedding, the blocks, the experts, then the final norm with the head. With tied embeddings, the first
+    unit is also the head's unit: it has the final norm, and its matrix serves the embedding and the head."""
     layers, matrix = blocks_of_layers(sharing, model.layers), (model.vocabulary_size, model.hidden_size)
     embedding: Shapes = {"embedding.weight": matrix}
     norm: Shapes = {"norm.weight": (model.hidden_size,)}
@@ -177,7 +178,7 @@ def are_experts(name: str) -> bool:
 
 
 def block_of(name: str) -> int | None:
-    """Return the number of the block that a tensor belongs to, or of its experts; None for other tensors."""
+    """Return the number of the block, or of the experts, that a tensor belongs to; None for other tensors."""
     first, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if first == "blocks" else None
 
@@ -203,7 +204,7 @@ _BIASES = {"None": (), "QueryKeyValue": ("query", "key", "value"), "All": ("quer
 
 
 def _block(model: Model, block: int, layer: int) -> Shapes:
-    """Return the parameters of a block. `layer`: any layer that uses the block, or a block of its kind."""
+    """Return the parameters of a block. `layer`: any layer that uses the block or a block of the same kind."""
     shapes = _norms(model, "attention") | _attention(model) | _norms(model, "ffn")
     if model.has_experts(layer):
         shapes |= _router(model)
@@ -223,7 +224,7 @@ def _router(model: Model) -> Shapes:
 
 
 def _experts(model: Model, number: int) -> Unit:
-    """Return the unit of the experts of this number, with all of them."""
+    """Return the unit of experts with this number, with all of its experts."""
     assert model.experts is not None, "layers have experts"
     count, name = model.experts.count, experts_name(number)
     of_each = _feed_forward(model.hidden_size, model.expert, name)

@@ -23,9 +23,8 @@ class UpdateRange:
     decay: float = 0.0
     """Weight decay."""
     decays: bool = False
-    """Whether weight decay acts on the elements. Even with a decay of 0, these elements stay apart from others: a
-    processor rounds the remainder of a range differently, and the remainder must not depend on the value of the
-    decay."""
+    """Whether weight decay acts on the elements, even with a decay of 0. Ranges with and without weight decay are never
+    merged: the tail of a range may be rounded differently, so the ranges must not depend on the value of the decay."""
     is_balancing: bool = False
     """Whether the elements are a balancing bias: their gradient is the change to be added to them, and they have no
     moments."""
@@ -67,8 +66,8 @@ def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:
 def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRange, ...]:
     """Return the ranges inside the elements begin..end-1, relative to `begin`.
 
-    Padding after the last range belongs to it, if AdamW updates that range: gradient and weights of padding are zero.
-    Padding after a balancing bias belongs to no range, and a rank may have only such padding.
+    Padding after the last range belongs to this range, if AdamW updates the range: gradient and weights of padding are
+    zero. Padding after a balancing bias belongs to no range, and a rank may have only such padding.
     """
     if not ranges:
         return ()
@@ -97,8 +96,8 @@ def elements_of(unit: Unit, experts: Collection[int], end: int) -> tuple[range, 
 
 
 def without(ranges: Sequence[UpdateRange], gaps: Sequence[range], begin: int = 0) -> tuple[UpdateRange, ...]:
-    """Return the ranges without the elements in the gaps, which are in order and apart. `begin`: position of the
-    ranges' element 0 in the vector of the gaps."""
+    """Return the ranges without the elements in `gaps`, which are in order and do not overlap. `begin`: index of the
+    ranges' element 0 in the vector that `gaps` refers to."""
     return tuple(part for one in ranges for part in _parts_between(one, gaps, begin))
 
 

@@ -22,8 +22,8 @@ _PEAKS: Sequence[tuple[str, float]] = (
     ("A800", 312e12),
     ("L40S", 362e12),
 )
-"""Part of a device's name -> dense bfloat16 operations per second, from the vendor's data sheets. The first part found
-in the name counts."""
+"""Part of a device's name -> dense bfloat16 operations per second, from the vendor's data sheets. The first part that
+is found in the name counts."""
 
 
 def step_operations(sizes: Sizes, tokens: int, twice_the_pairs: Mapping[int | None, int] | None = None) -> int:

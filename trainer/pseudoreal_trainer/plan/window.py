@@ -3,9 +3,9 @@
 At every change of unit a window holds the units that are needed next. So fetches are as early and as few as possible:
 with L units in layered order and a window of k, 2L - k per step, whatever the number of micro-batches.
 
-A group of experts is fetched for the tokens of one position, at the earliest when these are counted. It is dropped
-before another position's tokens need it, because the tokens of that position decide again whether to fetch it. It is
-dropped as soon as it is no longer needed, because the tokens for the next unit may come much later.
+A group of experts is fetched for the tokens of one position, at the earliest when these tokens are counted. The group
+is dropped before it serves another position, because the tokens of that position decide again whether to fetch it. The
+group is dropped as soon as it is no longer needed, because the tokens for the next unit may come much later.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,9 @@ class _Run:
     fetch: Fetch
     """Record that fetches the unit."""
     first: int
-    """Index of the first pass."""
+    """Index into `order` of the first pass of the run."""
     known: int
-    """Index of the earliest pass before which the fetch may start."""
+    """Smallest index into `order` before which the fetch may start."""
     last: int
 
 
@@ -46,7 +46,7 @@ def _is_refreshed_alone(layout: Layout, unit: int) -> bool:
 
 
 def _common(layout: Layout, order: Sequence[PassPart]) -> Iterator[Record]:
-    """Yield the gathers of cross-stage units, before anything that waits for another rank."""
+    """Yield the gathers of cross-stage units, which come before any record that waits for another rank."""
     used = {unit for record in order for unit in units_read(layout, record)}
     for unit in filter(layout.is_common, sorted(used)):
         if layout.home(unit) == "Disk":
@@ -109,7 +109,7 @@ def _insert_refreshes(runs: list[_Run], before: dict[int, list[Record]]) -> None
 
 
 def _runs(layout: Layout, pool: Pool, order: Sequence[PassPart], counts: Callable[[int], bool]) -> list[_Run]:
-    """Return the runs of passes that use a unit of the pool for which `counts` is true."""
+    """Return the runs of passes that use a unit of the pool, for units with `counts(unit)`."""
     found: list[_Run] = []
     counted: dict[int, int] = {}
     for index, record in enumerate(order):
@@ -127,8 +127,8 @@ def _runs(layout: Layout, pool: Pool, order: Sequence[PassPart], counts: Callabl
 
 
 def _next_distinct(runs: list[_Run], start: int, count: int) -> list[_Run]:
-    """Return the first runs of the units needed next, at most `count`. The list ends before a unit would appear for the
-    tokens of a second position."""
+    """Return the first runs of the next needed units, at most `count`. The list ends before a unit would appear again,
+    for the tokens of a second position."""
     found: dict[Fetch, _Run] = {}
     for run in islice(runs, start, None):
         if run.fetch not in found and any(run.fetch.unit == fetch.unit for fetch in found):

@@ -49,7 +49,7 @@ class _PendingExchange:
 
 
 class ExpertExchanges:
-    """Exchanges that a rank has started and not used yet.
+    """Starts all-to-all exchanges of rows, and holds the exchanges that are not used yet.
 
     All ranks of a group call the methods in plan order: the exchanges of a group are in flight at the same time, and
     the backend matches them by their order alone.
@@ -62,9 +62,9 @@ class ExpertExchanges:
         self._pending: dict[Exchange, _PendingExchange] = {}
 
     def exchange_counts(self, record: Count, counts: Tensor) -> list[RowCounts]:
-        """Exchange row counts with the other expert ranks. Return them for each micro-batch.
+        """Exchange row counts with the other expert ranks. Return the counts of each micro-batch.
 
-        counts [micro-batches, experts]: rows of this rank's tokens. The host waits for the device here, once for all
+        `counts`: rows of this rank's tokens, [micro-batches, experts]. The host waits for the device here, once for all
         micro-batches of the record.
         """
         ranks = self._groups.layout.expert_ranks
@@ -80,10 +80,10 @@ class ExpertExchanges:
         return [_row_counts(on_host[:, :, m], arriving[:, m]) for m in range(record.micro_batches)]
 
     def groups_with_rows(self, record: Count, counts: Sequence[RowCounts]) -> list[bool]:
-        """Return which groups of this rank's experts get rows in any of the micro-batches.
+        """Return for each group of this rank's experts whether it gets rows in any of the micro-batches.
 
-        With sharded state, the ranks that gather the groups together make one decision: rows of any of these ranks
-        count.
+        With sharded state, the ranks with the same experts gather a group together. The result is then the same on all
+        of them: whether any of these ranks has rows for the group.
         """
         of_own = torch.tensor([one.of_own for one in counts]).sum(dim=0)
         rows = of_own.unflatten(0, (self._groups.layout.expert_groups, -1)).sum(dim=1)  # [groups]

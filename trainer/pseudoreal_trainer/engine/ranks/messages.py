@@ -27,7 +27,7 @@ class _Incoming:
 
 
 class Messages:
-    """Messages that a rank sends and awaits."""
+    """Sends and receives the messages of a rank."""
 
     def __init__(self, groups: ProcessGroups, dtype: torch.dtype, trace: Trace) -> None:
         self._groups, self._dtype, self._trace = groups, dtype, trace
@@ -48,7 +48,8 @@ class Messages:
                 tag=tag_of(record, self._positions),
             )
         assert work is not None, "this rank is part of the group"
-        # The handle and the tensor live until the peer has everything: dropping a handle may leave the peer waiting.
+        # The handle and the tensor live until the peer has received everything: without the handle, the peer might wait
+        # forever.
         self._sent[record.flow, record.position, record.micro_batch] = (work, payload)
         self._trace.count_bytes("pipeline", payload.nbytes)
 
@@ -86,14 +87,14 @@ class Messages:
         self._sent.clear()
 
     def _forget_arrived(self) -> None:
-        """Free the messages that are known to have arrived. NCCL reports completion; gloo reports it only to a waiting
-        thread."""
+        """Free the messages that are known to have arrived. NCCL reports completion by itself; gloo reports it only to
+        a waiting thread."""
         for key in [key for key, (work, _) in self._sent.items() if work.is_completed()]:
             del self._sent[key]
 
     def _forget_answered(self, record: Receive) -> None:
-        """Free the activation whose gradient has arrived: the peer has used the activation, so the wait is over at
-        once."""
+        """Free the activation whose gradient has arrived. The peer has used the activation, so the wait for the send
+        ends at once."""
         answered = self._sent.pop((Flow.ACTIVATION, record.position, record.micro_batch), None)
         if answered is not None:
             answered[0].wait()

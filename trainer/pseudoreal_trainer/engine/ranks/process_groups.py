@@ -60,8 +60,8 @@ class ProcessGroups:
     layout: Layout
     ranks: Ranks
     of_units: Mapping[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
-    """(pool, users) -> groups of the ranks that hold such a unit: for experts the ranks with the same experts, for
-    other units all ranks of the users. Empty if there is one rank."""
+    """(pool, users) -> groups of the ranks that hold units of this pool with these users: for experts the ranks with
+    the same experts, for other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     same_experts: Group | None = None
@@ -141,8 +141,9 @@ def create_process_groups(layout: Layout, ranks: Ranks) -> ProcessGroups:
 def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
     """Return the groups of this rank, without connections.
 
-    On GPUs each rank calls torch a constant number of times, whatever the number of ranks, and twice for each set of
-    pipeline ranks that share a block. On CPUs, where a call costs nothing, it calls torch once per group.
+    On GPUs the number of torch calls of a rank does not depend on the number of ranks: it is a constant, plus two calls
+    for each set of pipeline ranks that share a block. On CPUs, where a call costs nothing, each rank calls torch once
+    per group.
     """
     maker = _GroupMaker(ranks)
     columns = [*map(list, layout.mesh.groups("pipeline"))]
@@ -185,8 +186,8 @@ def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | N
 
 
 def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
-    """Return the sets of pipeline ranks that share a unit of these pools, and each pipeline rank alone, as layers are
-    measured there; every set is its own key."""
+    """Return the sets of pipeline ranks that share a unit of these pools, and a set with each single pipeline rank, for
+    measuring its layers. Each set is its own key."""
     alone = ((rank,) for rank in range(layout.pipeline))
     common = {
         layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.pool_of(unit) in pools
@@ -196,8 +197,7 @@ def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    """Creates groups. Every rank makes the same calls in the same order; each call returns the group that the rank is a
-    member of."""
+    """Creates groups. Every rank makes the same calls in the same order; each call returns this rank's group."""
 
     ranks: Ranks
 
@@ -238,7 +238,7 @@ def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group | None]
 def _own_group_of_each(
     layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, Users], groups: Callable[[Users], Groups]
 ) -> dict[_Name, Group | None]:
-    """Return this rank's group of each set that it is in, by name; None: it is alone in the set.
+    """Return name -> this rank's group, for each set that contains this rank; None: the group has no other ranks.
 
     `sets`: name -> pipeline ranks. `groups`: returns the groups of ranks for a set of pipeline ranks.
     """
@@ -251,8 +251,8 @@ def _own_group_of_each(
 
 
 def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
-    """Return the names in lists of disjoint sets, in as few lists as a greedy search finds: about five for the channels
-    of a ring."""
+    """Return the names in lists of disjoint sets. A greedy search keeps the number of lists low: about five for the
+    channels of a ring."""
     rounds: list[list[_Name]] = []
     for name, members in sets.items():
         fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))

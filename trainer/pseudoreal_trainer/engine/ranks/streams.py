@@ -40,12 +40,13 @@ class Streams:
     def enter_thread(self) -> None:
         """Make the rank's device current in this thread; every other thread that launches work on the device calls this
         first."""
-        # A new thread is on the first GPU. Switching back to that GPU would create a context that takes memory on it.
+        # The current device of a new thread is the first GPU. Switching back to that GPU would create a context that
+        # takes memory on it.
         if self._streams:
             torch.cuda.set_device(self.device)
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
-        """Return a context whose kernels go to this stream; outside of it they go to the compute stream."""
+        """Return a context that launches kernels on this stream instead of the compute stream."""
         return torch.cuda.stream(self._streams[stream]) if self._streams else nullcontext()
 
     def record_event(self) -> Event:
@@ -77,9 +78,9 @@ def synchronize(event: Event) -> None:
 class RunAheadLimit:
     """Keeps the thread that launches passes at most `ahead` passes ahead of the GPU.
 
-    Memory is freed where the thread stands, not where the GPU does: a thread that launched a whole step at once would
-    hold messages and offloaded activations of all its passes. With `ahead` None there is no limit within a step. From
-    step to step there always is one: a step ends with the agreement on the loss, after all passes launched before it.
+    Memory is freed when the thread gets to a record, not when the GPU does. A thread that launched a whole step at once
+    would hold messages and offloaded activations of all its passes. With `ahead` None there is no limit within a step.
+    There always is one between steps: a step ends with the agreement on the loss, after all passes launched before.
     """
 
     def __init__(self, streams: Streams, ahead: int | None) -> None:

@@ -33,7 +33,7 @@ class Trace:
     """Trace of one rank. Threads may write to it at the same time."""
 
     def __init__(self, rank: int, folder: Path | None = None) -> None:
-        """`folder`: where the file of the first steps is written. None: there is no file, and no event is kept."""
+        """`folder`: directory for the file of the first steps. None: no file is written, and no event is kept."""
         self.rank, self._folder = rank, folder
         self.events: list[dict[str, Any]] = []
         self.is_recording = folder is not None
@@ -47,7 +47,7 @@ class Trace:
         self._pending: list[_Executed] = []
         """Kernels that the GPU had not yet finished at the last query."""
         self._zero: tuple[Any, int] | None = None
-        """CUDA event, and its time in nanoseconds of time.perf_counter_ns."""
+        """Reference for GPU times: (CUDA event, its time in nanoseconds of time.perf_counter_ns)."""
 
     def begin_step(self, step: int) -> None:
         """Start the trace of a step: reset the byte counters, and write the file after the first steps."""

@@ -41,8 +41,8 @@ class Requests:
         self._starting = threading.Lock()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Run all requests. Raises the first failure, once no request is in flight: their buffers are free in any
-        case."""
+        """Run all requests and return once no request is in flight: their buffers are then free. Raises the first
+        failure, also only then."""
         if len(requests) == 1:
             requests[0]()
             return
@@ -109,15 +109,15 @@ def aligned_buffer(size: int) -> Tensor:
 
 
 Piece = tuple[int, Tensor]
-"""Offset in the file, and bytes in memory; both page-aligned and of whole pages."""
+"""(offset in the file, bytes in memory). Offset, address and size are multiples of the page size."""
 
 
 class DirectFile:
     """A file for direct I/O. Several threads may read and write it at the same time."""
 
     def __init__(self, folder: Path, size: int, failure: FirstFailure | None = None) -> None:
-        """Create a file of `size` bytes and reserve all of its space. `failure`: where the rank's first failure is
-        recorded. Raises DiskError, with the figures, if the file does not fit."""
+        """Create a file of `size` bytes and reserve all of its space. `failure`: record of the rank's first failure.
+        Raises DiskError, with the figures, if the file does not fit."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)

@@ -72,19 +72,19 @@ class _UpdateArguments:
 
 @dataclass(frozen=True)
 class DiskBuffers:
-    """Memory for units on disk; all of it is suitable for direct I/O."""
+    """Host memory for units on disk, aligned for direct I/O."""
 
     passing: BounceBuffers
-    """Bounce buffers, each for a unit's gradient, or another vector of the unit in the master dtype."""
+    """Bounce buffers, each for one vector of a unit in the master dtype, for instance a gradient."""
     chunks: list[dict[Section, Tensor]]
-    """Buffers for a chunk of every section of a unit; one entry per chunk in memory at a time."""
+    """Entry per chunk in memory at a time: section -> buffer for the chunk of that section."""
 
 
 class Staging:
     """Buffers for weights in the compute dtype, on their way from disk to the device."""
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
-        # Each buffer with the event after which it is free, longest free first.
+        # (buffer, event after which the buffer is free), longest free first.
         self._free: deque[tuple[Tensor, Event]] = deque((buffer, None) for buffer in buffers)
 
     def take(self) -> Tensor:
@@ -98,7 +98,7 @@ class Staging:
 
 
 class Disk:
-    """The file of a rank with its threads and buffers."""
+    """File of a rank's units on disk, with its threads and buffers."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Disk:
         trace: Trace,
         failure: FirstFailure | None = None,
     ) -> None:
-        """`failure`: where the rank's first failure is recorded."""
+        """`failure`: record of the rank's first failure."""
         self.failure = failure or FirstFailure()
         self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
         # Three threads that wait for requests: one may read ahead while another reads a chunk and a third writes one.
@@ -192,7 +192,7 @@ class DiskState(State):
 
     def keep_gradient(self, gradient: Tensor) -> None:
         self._buffer, stays = self._disk.passing.take(), "gradient" in self._file_ranges
-        # A gradient that is written to disk at once must have arrived: only a copy that stays may be asynchronous.
+        # Asynchronous only if the gradient remains in the buffer: the write to disk needs the whole gradient.
         self._in_buffer(self._buffer).copy_(gradient, non_blocking=not stays)
         if stays:
             self._disk.write([(self._file_ranges["gradient"], self._buffer)])
@@ -263,7 +263,7 @@ class DiskState(State):
         return dict(zip(sections, found, strict=True))
 
     def _is_in_memory(self, section: Section) -> bool:
-        """Return whether the section is in memory already and need not be read."""
+        """Return whether the section is in memory, so that it need not be read."""
         return section == "gradient" and self._buffer is not None
 
     def _update_chunk(
@@ -276,15 +276,15 @@ class DiskState(State):
             file_range = self._file_ranges["compute"].chunk(begin)
             compute = file_range.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
             if arguments.idle:
-                # The whole chunk is written, and its memory held another chunk; the update fills only elements that are
-                # not idle.
+                # Fill the whole chunk first: the buffer held another chunk, the update fills only elements that are not
+                # idle, and all elements are written to disk.
                 compute.copy_(weights)
         ranges = self._ranges(begin, arguments.idle)
         slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
         self._disk.adamw.update(arguments.spec, slices, self.steps, arguments.rate, arguments.scale)
 
     def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
-        """Return the ranges of a chunk that are updated, relative to its first element."""
+        """Return the update ranges of a chunk, relative to its first element, without idle elements."""
         whole = cut(self.shard.ranges, begin, min(begin + CHUNK, self.shard.length))
         return without(whole, idle, self.shard.begin + begin)
 
@@ -307,8 +307,8 @@ def open_disk_states(
 ) -> dict[int, State]:
     """Return unit -> state, all in one file of this rank.
 
-    `keeps_gradients`: whether gradients are kept on the disk. `staging`: for each unit the buffers for weights on their
-    way to the device. `failure`: where the rank's first failure is recorded. Raises DiskError if the file does not fit.
+    `keeps_gradients`: whether gradients are kept on the disk. `staging`: unit -> buffers for its weights on their way
+    to the device. `failure`: record of the rank's first failure. Raises DiskError if the file does not fit.
     """
     file_ranges: dict[int, dict[Section, _FileRange]] = {}
     end = 0

@@ -1,10 +1,10 @@
 """State of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
 
-On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. One after the other over a vector
-larger than the cache, they touch 42 bytes of memory per element of a bfloat16 unit: the gradient twice (8), everything
-once (28), weights and copy (6). Here all three run over a piece that fits in a core's cache before the next piece
-starts. What is left is 30 bytes: the gradient once (4), weights and moments read and written (24), the copy written
-(2).
+On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. If each kernel ran over the whole
+vector, and the vector did not fit in the cache, they would touch 42 bytes of memory per element of a bfloat16 unit: the
+gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that fits in a
+core's cache before the next piece starts. 30 bytes remain: the gradient once (4), weights and moments read and written
+(24), the copy written (2).
 """
 
 from abc import ABC, abstractmethod
@@ -29,9 +29,9 @@ Purpose = Literal["weights", "moments", "gradients"]
 """Purpose of memory. Weights are counted in both dtypes."""
 
 PIECE = PIECE_ELEMENTS
-"""Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
-the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares sizes.
-The speedup depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
+"""Number of elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one
+kernel to the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares
+sizes. The speedup is between 1 and 1.4, the ratio of the bytes; it depends on how many cores share the memory."""
 _LEAST_PIECE = 1 << 14
 """Fewest elements for which waking another thread is worth its time."""
 
@@ -43,7 +43,7 @@ class Shard:
     begin: int
     length: int
     ranges: tuple[UpdateRange, ...]
-    """How the elements are updated, relative to `begin`; all elements but padding after a balancing bias."""
+    """Update ranges, relative to `begin`. They cover all elements except padding after a balancing bias."""
     master: torch.dtype
     compute: torch.dtype
 
@@ -64,12 +64,12 @@ class State(ABC):
 
     @abstractmethod
     def put(self, kind: Kind, values: Tensor) -> None:
-        """Set one of the three vectors, [length]."""
+        """Set weights, first moment or second moment, [length]."""
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of one of the three vectors, in the master dtype. Read-only; valid until the
-        unit's next update. From a disk, valid only until the next call for any unit."""
+        """Return the elements begin..end-1 of weights, first moment or second moment, in the master dtype. Read-only;
+        valid until the unit's next update. From a disk, valid only until the next call for any unit."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -84,8 +84,8 @@ class State(ABC):
         """Discard the kept gradient, if any."""
 
     def gradient_memory(self) -> Tensor | None:
-        """Return the memory, [length], to which `keep_gradient` copies, so that a reduction may write there directly;
-        None if there is no such memory."""
+        """Return the memory, [length], to which `keep_gradient` copies; None if `keep_gradient` uses a bounce buffer. A
+        reduction may write its result there directly."""
         return None
 
     def are_weights_ready(self) -> bool:
@@ -94,8 +94,8 @@ class State(ABC):
 
     @abstractmethod
     def kept_bytes(self) -> dict[Purpose, int]:
-        """Return the bytes in the home, including padding; for a state inside a larger vector, the bytes of that
-        vector."""
+        """Return purpose -> bytes in the home, including padding. A vector that is a part of a larger vector counts
+        with the whole larger vector."""
 
     @abstractmethod
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
@@ -123,9 +123,9 @@ class Vectors:
     gradient: Tensor | None
     """Memory of the reduced gradient. None: the gradient passes through a bounce buffer."""
     compute_parts: int = 1
-    """Number of shards of the resident working copy that `compute_weights` is one shard of; 1 if there is none."""
+    """Number of shards in the resident working copy, if `compute_weights` is one of these shards; else 1."""
     gradient_parts: int = 1
-    """Number of shards of the resident whole gradient that `gradient` is one shard of; 1 if there is none."""
+    """Number of shards in the resident whole gradient, if `gradient` is one of these shards; else 1."""
 
 
 class MemoryState(State):
@@ -211,12 +211,12 @@ class Slices:
     first_moment: Tensor
     second_moment: Tensor
     gradient: Tensor
-    """Gradient. On a device the update may change it; on the host it is only read."""
+    """Gradient. On the host it is only read; on a device the update may overwrite it."""
     compute: Tensor | None
-    """Memory for the new weights in the compute dtype; None: passes use the weights as they are. It overlaps no other
-    vector, as one thread writes to it while others read their parts of the gradient."""
+    """Memory for the new weights in the compute dtype; None: passes use the weights as they are. Overlaps no other
+    vector, because one thread writes here while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
-    """How the elements are updated; all elements but padding after a balancing bias."""
+    """Update ranges. They cover all elements except padding after a balancing bias."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class AdamW:
     """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101). One caller at a time: scratch memory is shared."""
 
     def __init__(self) -> None:
-        """Start as many threads as torch has for one operation, if that is more than one."""
+        """Start as many threads as torch uses for one operation; none if torch uses only one."""
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -264,8 +264,9 @@ class AdamW:
         """Update weights and moments with the gradient times `scale` (at most 1). `steps`: number of earlier updates, a
         scalar; not changed.
 
-        Every element is updated by itself, so it does not matter how a vector is cut into ranges: bitwise if each range
-        starts at a multiple of the processor's vectors, as the processor rounds remainders differently.
+        Every element is updated by itself, so the result does not depend on how a vector is cut into ranges. It is
+        bitwise the same if each range starts at a multiple of VECTOR: the tail of a range, shorter than a SIMD vector,
+        may be rounded differently.
         """
         slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
@@ -282,7 +283,7 @@ class AdamW:
             return
         workers = range(min(self._threads, len(pieces)))
         done = [self._pool.submit(self._work, kernel, slices, pieces, worker) for worker in workers]
-        # Wait for all of them before raising an error: the caller gives the vectors to another owner.
+        # Wait for all threads before raising an error: the caller gives the vectors to another owner.
         wait(done)
         for future in done:
             future.result()
@@ -298,8 +299,8 @@ class AdamW:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
     def _scaled(self, gradient: Tensor, scale: float, worker: int) -> Tensor:
-        """Return the piece's gradient times `scale`, written to memory that stays in the cache. Written over the
-        gradient, it would go back to main memory."""
+        """Return the piece's gradient times `scale`, in a scratch buffer that stays in the cache; scaling in place
+        would write the gradient back to main memory. Scale 1: the gradient itself."""
         if scale == 1.0:
             return gradient
         key = (worker, gradient.dtype)
@@ -309,7 +310,7 @@ class AdamW:
 
 
 def _balanced(slices: Slices) -> Slices:
-    """Add the change of a balancing bias, unclipped. Return the slices with the remaining ranges, for AdamW."""
+    """Add the change of a balancing bias, unclipped. Return the slices with all other ranges, for AdamW."""
     for one in slices.ranges:
         if one.is_balancing:
             slices.weights[one.elements].add_(slices.gradient[one.elements])
@@ -319,8 +320,8 @@ def _balanced(slices: Slices) -> Slices:
 
 
 def _whole(kernel: _Kernel, slices: Slices) -> None:
-    """Update all elements kernel after kernel: for a device, where memory is fast and launching kernels takes the time,
-    and for the host if only one kernel is needed."""
+    """Run each kernel over all elements before the next kernel. For a device, where memory is fast and launching
+    kernels takes the time, and for the host if only one kernel is needed."""
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
     for part in slices.ranges:
@@ -330,8 +331,8 @@ def _whole(kernel: _Kernel, slices: Slices) -> None:
 
 
 def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange]:
-    """Yield the ranges cut into pieces. Cuts are at whole vectors of the processor, relative to the start of a range,
-    so only the last piece of a range has a remainder."""
+    """Yield the ranges cut into pieces. Cuts are at multiples of VECTOR, relative to the start of a range, so only the
+    last piece of a range has a tail shorter than a SIMD vector."""
     for one in ranges:
         share = -(-(one.end - one.begin) // (threads * VECTOR)) * VECTOR
         length = min(PIECE, max(share, _LEAST_PIECE))
@@ -340,7 +341,7 @@ def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange
 
 
 def _single_threaded(threads: int) -> ThreadPoolExecutor:
-    """Return threads in which a torch operation does not split itself up further."""
+    """Return a pool of threads in which torch runs each operation with a single thread."""
     started = Barrier(threads + 1)
 
     def enter() -> None:
@@ -352,7 +353,7 @@ def _single_threaded(threads: int) -> ThreadPoolExecutor:
     for _ in range(threads):
         pool.submit(lambda: None)
     started.wait()
-    # The number belongs to one thread, but threads created later start with it.
+    # Restore the number: `set_num_threads` in the pool's threads also sets it for threads created later.
     torch.set_num_threads(threads)
     return pool
 

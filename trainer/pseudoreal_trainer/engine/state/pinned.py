@@ -3,7 +3,7 @@
 A GPU copies from and to pinned memory by itself, while threads of this process continue. Each block is allocated once,
 with exactly the size of the plan; torch's allocator for pinned memory would round every vector up to a power of two.
 The largest block is the pinned arena, through which state passes. Memory that depends on a batch, or serves
-checkpoints, has blocks of its own, which are allocated when their size is known.
+checkpoints, has separate blocks, allocated once their size is known.
 """
 
 import mmap
@@ -56,7 +56,7 @@ class PinnedMemory:
         self.pinned = 0
 
     def allocate(self, size: int) -> Tensor:
-        """Return pinned memory, [size] bytes. Raises TrainingError if the system does not pin as much."""
+        """Return pinned memory, [size] bytes. Raises TrainingError if the system cannot pin that much."""
         memory = PlainMemory().allocate(size)
         with torch.cuda.device(self._device):
             failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
@@ -80,7 +80,7 @@ def allocator_for(device: torch.device) -> Allocator:
 
 
 class Block:
-    """Memory, [size] bytes, with one owner; only the owner knows when no copy uses it."""
+    """Memory, [size] bytes, with one owner. The owner closes the block once no copy uses it."""
 
     def __init__(self, size: int, allocator: Allocator) -> None:
         self._allocator = allocator
@@ -114,15 +114,15 @@ class PinnedArena(Block):
         return self.bytes_of(use, number).view(dtype)
 
     def all_of(self, use: ArenaUse) -> list[Tensor]:
-        """Return all pieces of a use, in their order, as bytes."""
+        """Return all pieces of a use as bytes, in their order."""
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 
 
 class BounceBuffers:
     """Bounce buffers for reduced gradients on their way to an update or to the disk, each for one gradient at a time.
 
-    With n buffers, a gradient is kept only after the update of the n-th gradient before it is done, so a buffer is
-    always free. The update of a unit, or skipping it, gives the unit's buffer back.
+    With n buffers, a gradient is kept only once the update of the n-th gradient before it is done, so a buffer is
+    always free. A unit's buffer is given back after its update, or when the update is skipped.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:

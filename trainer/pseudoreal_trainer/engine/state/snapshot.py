@@ -102,7 +102,7 @@ class Sink(Protocol):
     """Receiver of a snapshot."""
 
     def write(self, kind: Kind, content: Tensor) -> None:
-        """Take the next elements, [n], whose memory is overwritten after the call. Units come in the order of the
+        """Take the next elements, [n]. Their memory is overwritten after the call. Units come in the order of the
         sources; within a unit, kind after kind."""
 
 
@@ -203,8 +203,8 @@ def _failure(write: Callable[[], None]) -> BaseException | None:
 
 
 def _both(taken: Future[None], written: Future[None]) -> Future[None]:
-    """Return a future that completes when both have, or when `taken` has failed: the sink of `written` may hang.
-    `written` ends after `taken`."""
+    """Return a future that completes once both futures have completed, or once `taken` has failed: the sink of
+    `written` may hang. `written` ends after `taken`."""
     done: Future[None] = Future()
 
     def taken_ends(_: Future[None]) -> None:

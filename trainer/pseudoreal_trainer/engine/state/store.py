@@ -26,8 +26,8 @@ from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
 class GradientBuffers:
-    """Gradient buffers on the device, shared by units. Only the main thread takes one; only the reduction thread gives
-    one back."""
+    """Gradient buffers on the device, shared by units. Only the main thread takes buffers; only the reduction thread
+    gives buffers back."""
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
@@ -36,8 +36,8 @@ class GradientBuffers:
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
-        """Return the future of a buffer, [numel]; it completes at once if one is free, else when the next one is given
-        back."""
+        """Return the future of a buffer, [numel]. It completes at once if a buffer is free, else when the next buffer
+        is given back."""
         taken: Future[Tensor] = Future()
         with self._lock:
             if self._free:
@@ -131,9 +131,10 @@ class UnitStore:
         """Unit -> this rank's part of its state."""
         self.updates = NewestUpdates(self.states)
         self.window = {pool: self._window(pool) for pool in POOLS}
-        """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
+        """Pool -> slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute
+        dtype."""
         self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}
-        """Gradient buffers for all units without a resident whole gradient."""
+        """Pool -> gradient buffers for all units without a resident whole gradient."""
 
     def own_part(self, unit: int) -> Tensor:
         """Return this rank's part of a resident working copy, [length], as a view. If the unit's home is the device,
@@ -168,7 +169,7 @@ class UnitStore:
         )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
-        """Return unit -> buffers that it shares with the other units of its pool."""
+        """Return unit -> staging buffers, shared by all units of its pool."""
         shared = {pool: Staging(self.arena.all_of(STAGING_USE[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
@@ -188,8 +189,8 @@ class UnitStore:
         return Vectors(masters, weights, self.arena.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
-        """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
-        gradient, if these are resident and whole."""
+        """Return the vectors of a unit whose home is the device. If the working copy or the gradient is resident and
+        whole, this rank's vector is a part of it."""
         layout, shard, padded = self._layout, self._shard(unit), self._padded_numel(unit)
         own = slice(shard.begin, shard.begin + shard.length)
         weights = self.own_part(unit) if unit in self.resident else self._on_device(shard.length, self._compute)

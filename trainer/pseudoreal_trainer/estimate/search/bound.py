@@ -37,8 +37,8 @@ _ROUNDING = 1e-9
 
 
 def min_step_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
-    """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest resource of a rank;
-    if steps end with global clipping, also the latency of a micro-batch through all layers."""
+    """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest resource of a rank.
+    With global clipping, it is at least the latency of a micro-batch through all layers."""
     return max(_bounds(_LowerBounds(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
@@ -65,12 +65,12 @@ class _Passes:
 
     compute: float
     exchange: float
-    """Exchanges with experts."""
+    """Seconds of the exchanges with experts."""
     wait: float
-    """The part of `exchange` that overlaps nothing."""
+    """Seconds of exchanges that overlap nothing; part of `exchange`."""
     way: float
-    """Least latency from the input to the gradient of the input: `compute` without the recomputation, which can run
-    before the gradient arrives, and `wait`."""
+    """Least latency in seconds from the input to the gradient of the input: `compute` plus `wait`, without the
+    `Recompute` record, which can run before the gradient arrives."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class _LowerBounds:
         """Return the seconds in which the main thread waits with nothing else to do."""
         spread = [position for position in self.layout.positions(rank) if self.layout.spreads(position)]
         counts = sum(self.costs.seconds(Count(position, 0, 1), Resource.EXPERTS) for position in spread)
-        # With groups, the next micro-batch's gradients travel during a backward pass: only the first exchange is waited
-        # for.
+        # With groups, the gradients of the next micro-batch travel during a backward pass: the main thread waits for
+        # the first exchange only.
         times = 1 if self.layout.expert_groups > 1 else self.layout.micro_batches
         return times * sum(self._passes[position].wait for position in self.layout.positions(rank)) + counts
 
@@ -115,7 +115,7 @@ class _LowerBounds:
 
     def side(self, rank: int) -> float:
         """Return the seconds of the reduction and update threads, which finish the reductions of a step after the
-        updates of the step before."""
+        updates of the previous step."""
         units = self.layout.local_units(rank)
         return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)
 
@@ -126,8 +126,8 @@ class _LowerBounds:
 
     @property
     def turn(self) -> float:
-        """Seconds from the end of one step to the start of the next, if no rank starts before all have ended: the
-        gradient of the first unit is reduced last, all ranks agree, and the unit is updated and fetched."""
+        """Seconds between the last pass of a step and the first pass of the next, with global clipping: the gradient of
+        the first unit is reduced last, all ranks agree, then the unit is updated and fetched."""
         layout, (unit,) = self.layout, self.layout.units_of(0)
         seconds = self.costs.seconds
         start = seconds(Update(unit), Resource.UPDATE)
@@ -138,7 +138,7 @@ class _LowerBounds:
 
     @property
     def ways(self) -> list[float]:
-        """For each rank, the latency of a micro-batch to the rank's first position and back."""
+        """For each rank, the latency in seconds of a micro-batch to the rank's first position and back."""
         layout = self.layout
         legs = [
             passes.way + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)
@@ -148,8 +148,8 @@ class _LowerBounds:
         return [to_position[min(layout.positions(rank))] for rank in range(layout.pipeline)]
 
     def _fetched(self, rank: int, resource: Resource) -> float:
-        """Return the seconds of fetches: streamed units are fetched for the forward and for the backward pass, except
-        those that stay in the window in between; the head has one pass."""
+        """Return the seconds of fetches. Streamed units are fetched for the forward and for the backward pass, except
+        units that stay in the window in between. The head has one pass."""
         return sum(self._fetched_in(rank, pool, resource) for pool in POOLS)
 
     def _fetched_in(self, rank: int, pool: Pool, resource: Resource) -> float:
@@ -189,7 +189,7 @@ class _LowerBounds:
         compute = sum(self.costs.seconds(part, Resource.COMPUTE) for part in parts if isinstance(part, Pass))
         early = sum(self.costs.seconds(part, Resource.COMPUTE) for part in parts if isinstance(part, Recompute))
         exchanges = {one: self.costs.seconds(one, Resource.EXPERTS) for one in parts if isinstance(one, Exchange)}
-        # The gradients of tokens are waited for; see `plan/expert_parallel.py`.
+        # The main thread waits for the gradients of tokens; see `plan/expert_parallel.py`.
         wait = sum(seconds for one, seconds in exchanges.items() if one.leg is Leg.DISPATCH_GRADIENT)
         return _Passes(compute, sum(exchanges.values()), wait, compute - early + wait)
 

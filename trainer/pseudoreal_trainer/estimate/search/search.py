@@ -54,22 +54,24 @@ class Search:
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
         self._least = profile if config.offload.budget is None else _with_fastest_updates(profile)
-        """The machine used for lower bounds: a budget may move a unit to where its update is faster."""
+        """Profile for lower bounds. With a budget, updates on devices are at least as fast as on hosts, because the
+        budget may move units to hosts."""
         self._device, self._threads = device, threads
         self._sizes: dict[int, Sizes] = {}
         """Number of expert ranks -> sizes with a rank's own part of the units."""
         self._peaks: dict[Choice, Peaks] = {}
-        """Activation peaks, shared by layouts that differ only in sharding and replicas: building the plan of a step
-        takes the longest."""
+        """Choice without its sharding and replicas, on which activation peaks do not depend -> activation peaks. Shared
+        because building the plan of a step takes the longest."""
         self._alike: dict[tuple[int, bool], Layout] = {}
-        """The first layout of each assignment of layers to pipeline ranks; later ones share its cached properties."""
+        """(pipeline ranks, whether layers are assigned to them round-robin) -> the first layout with this assignment.
+        Later layouts with the same assignment share its cached properties."""
         self._nearest: dict[StateChoice, Homes | None] = {}
         self._homes: dict[Choice, Homes | None] = {}
-        """Homes, shared by layouts that differ only in replicas; None: they do not fit."""
+        """Choice without its replicas -> homes; None: the layout does not fit."""
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Yield the layouts that fit, fastest first; among equally fast ones, the simplest first. Raises ValueError if
+        """Yield the layouts that fit, fastest first; of equally fast layouts, the simplest first. Raises ValueError if
         the profile lacks a figure that the phase needs."""
         waiting = [entry for choice in choices(self._config) if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
@@ -83,7 +85,7 @@ class Search:
                 self.counts.too_large += 1
 
     def _first_entry(self, choice: Choice) -> "_Entry | None":
-        """Return a choice with its first bound; None if it cannot fit."""
+        """Return a choice with its first bound; None if the choice cannot fit."""
         self.counts.layouts += 1
         state = choice.of_state
         if state not in self._nearest:
@@ -124,7 +126,7 @@ class Search:
 
     def _fitting_layout(self, choice: Choice) -> Layout | None:
         """Return the layout of a choice; None if it does not fit."""
-        # Bytes do not depend on the number of replicas.
+        # The bytes of a rank do not depend on the number of replicas.
         of_bytes = replace(choice, replicas=1)
         if of_bytes not in self._homes:
             self._homes[of_bytes] = self._fitting_homes(choice)
@@ -148,8 +150,8 @@ class Search:
         self.counts.simulated += 1
         costs = self._costs(layout, self._sizes_of(entry.choice), self._profile)
         line = timeline(layout, step_plan(layout), costs, STEPS)
-        # Where ranks do not wait for each other, the simulated step may have started during the step before, and take
-        # less than the bound on the mean.
+        # Where ranks do not wait for each other, the simulated step may have started during the previous step. It may
+        # then take less than the bound on the mean.
         return replace(entry, seconds=max(line.seconds, entry.seconds), simulated=True, layout=None)
 
     def _costs(self, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> MeasuredCosts:
@@ -164,7 +166,7 @@ class Search:
 
 
 def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
-    """Return the machine with updates on devices that are no slower than updates on hosts."""
+    """Return the profile with updates on devices at least as fast as on hosts."""
     speeds = [
         known.model_copy(
             update={
@@ -185,5 +187,6 @@ class _Entry:
     simplicity: tuple[int, ...]
     choice: Choice = field(compare=False)
     layout: Layout | None = field(default=None, compare=False)
-    """The layout with its own homes, if a budget moved units and `seconds` is the bound for these homes."""
+    """The layout with its own homes, if `seconds` is the bound for these homes. None before this bound is computed,
+    after the simulation, and without a budget."""
     simulated: bool = False

@@ -88,8 +88,8 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _shardings(data: int) -> Iterator[tuple[int, StateSharding]]:
-    """Yield (replicas, sharding). With as many replicas as data ranks, each replica would be unsharded like the first
-    choice, so that case is omitted."""
+    """Yield (replicas, sharding). As many replicas as data ranks are omitted: each replica would be unsharded, like the
+    first choice."""
     yield 1, "None"
     for replicas in _divisors(data, data - 1):
         yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
@@ -116,9 +116,9 @@ def _schedules_of(config: PhaseConfig, pipeline: int, micro_batches: int) -> Ite
 
 
 def _schedules(model: Model, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
-    """Yield the schedules that differ: with one micro-batch on one pipeline rank, all are Layered; on one pipeline
-    rank, Interleaved equals 1F1B. A loss over the routing decisions of a step needs all of them before the first
-    backward pass."""
+    """Yield the schedules that differ. With one micro-batch on one pipeline rank, all are Layered; on one pipeline
+    rank, Interleaved equals 1F1B. If a loss depends on the routing decisions of the whole step, all forward passes of a
+    layer must come before its first backward pass."""
     if pipeline == micro_batches == 1:
         yield "Layered"
         return

@@ -43,7 +43,7 @@ class Costs(Protocol):
 
     @property
     def cores(self) -> float | None:
-        """Number of cores shared by the simulated ranks; a running task takes at most one. None: enough for all."""
+        """Number of cores shared by the simulated ranks; None: no limit. A running task takes at most one core."""
 
     def seconds(self, record: Record, resource: Resource, /) -> float:
         """Return the seconds for which a record occupies one of its resources."""
@@ -55,7 +55,7 @@ class UnitTime:
 
     layout: Layout
     backward: float = 3.0
-    """Time of a backward pass, including the recomputed forward pass."""
+    """Time of a backward pass, including the recomputed forward pass, in forward passes of a layer."""
     overlaps: bool = True
     cores: float | None = None
 
@@ -110,7 +110,7 @@ class MeasuredCosts:
         }
 
     def loads(self, record: Record) -> dict[Load, float]:
-        """Return the seconds of a record for each kind of traffic, and for the optimizer's arithmetic."""
+        """Return load -> seconds of a record: one entry per kind of traffic, and the optimizer's arithmetic."""
         sizes: Counter[Traffic] = Counter()
         speeds: dict[Traffic, TransferSpeed | None] = {}
         for transfer in transfers_of(self._layout, self._sizes, record):
@@ -155,8 +155,8 @@ class MeasuredCosts:
         return known.all_reduce
 
     def _span(self, group: Group) -> int:
-        """Return the number of consecutive ranks that a group spans, which decides whether it leaves a machine; 1: the
-        group is this rank alone."""
+        """Return the number of consecutive ranks that a group spans; 1: the group is this rank alone. The number
+        decides whether the group leaves a machine."""
         layout = self._layout
         match group.kind:
             case "data":

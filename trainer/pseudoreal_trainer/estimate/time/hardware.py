@@ -53,7 +53,7 @@ class PassSpeed(_Model):
 
 
 class Speeds(_Model):
-    """Speeds of one rank while `ranks` ranks do the same on one machine."""
+    """Speeds of one rank while `ranks` ranks of a machine do the same at the same time."""
 
     ranks: int = Field(ge=1)
     passes: list[PassSpeed] = Field(min_length=1)
@@ -84,8 +84,8 @@ class HardwareProfile(_Model):
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:
-        """Return the speeds measured with this number of ranks on the machine, or with the next smaller number; if
-        there is none, with the smallest."""
+        """Return the speeds measured with this number of ranks on the machine. Else the speeds with the next smaller
+        number; if there are none, with the smallest number."""
         known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
         return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
 
@@ -106,8 +106,8 @@ def read_profile(path: Path) -> HardwareProfile:
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
-    """Return the collectives of the smallest measured group with at least `ranks` ranks, else of the largest: a group
-    larger than one machine's leaves the machine. Raises ValueError if there are none."""
+    """Return the collectives of the smallest measured group with at least `ranks` ranks. A larger group than the
+    largest measured one gets the speeds of the largest. Raises ValueError if there are none."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"

@@ -16,8 +16,8 @@ from pseudoreal_trainer.plan.sizes import Sizes
 STEPS = 3
 """Number of simulated steps: updates overlap the next step, so a single step is not representative."""
 _BUSY = 0.5
-"""Least busy share of a bottleneck; below it, no stream counts as the bottleneck, and most of the time is lost in
-waiting."""
+"""Minimum busy share of a bottleneck. If no stream reaches this share, the step has no bottleneck stream, and most of
+the time is lost in waiting."""
 
 _WORDS: dict[str, str] = {
     Resource.COMPUTE: "the forward and backward passes",
@@ -36,8 +36,8 @@ class Prediction:
     idle_share: float
     bottleneck: str
     tokens_to_hide: dict[Load, int]
-    """Load that occurs once per step, for any number of tokens -> number of tokens per step, over all ranks, above
-    which compute takes longer than the load."""
+    """Load that occurs once per step, for any number of tokens -> tokens per step, over all ranks, above which compute
+    takes longer than the load."""
 
 
 def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Prediction:
@@ -59,7 +59,7 @@ def idle_share(line: Timeline, ranks: int) -> float:
 
 
 def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
-    """Return the seconds that each stream is busy within the step."""
+    """Return (rank, stream) -> seconds in which the stream is busy within the step."""
     found: defaultdict[tuple[int, str], float] = defaultdict(float)
     for task, span in zip(line.tasks, line.spans, strict=True):
         if task.record is not None:
@@ -101,8 +101,8 @@ def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCos
 
 
 def max_imbalance(sizes: Sizes, expert_ranks: int) -> float:
-    """Return the most routed tokens that the experts of one rank can get, as a multiple of the mean over the ranks; at
-    least 1."""
+    """Return the maximum number of routed tokens that the experts of one rank can get, as a multiple of the mean over
+    the ranks; at least 1."""
     experts = sizes.experts
     own = experts // expert_ranks
     if sizes.model.top_k is not None:
@@ -114,9 +114,9 @@ def max_imbalance(sizes: Sizes, expert_ranks: int) -> float:
 
 
 def _rows_of_sequence(sizes: Sizes, own: range) -> int:
-    """Return the most routed tokens of a sequence for these experts: a prototype routes each token once, and an expert
-    accepts at most its capacity. With masked documents the capacity applies per document, and a sequence may have
-    many."""
+    """Return the maximum number of routed tokens of a sequence for these experts. A prototype routes each token once,
+    and an expert accepts at most its capacity. With masked documents the capacity applies per document, and a sequence
+    may have many."""
     length = sizes.model.sequence_length
     capacity = length if sizes.masks_documents else sizes.model.expert_capacity
     of_prototypes = Counter(expert * sizes.choices // sizes.experts for expert in own)

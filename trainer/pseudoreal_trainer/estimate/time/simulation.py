@@ -12,7 +12,7 @@ class Task:
     """A task. It starts when its predecessor on the stream and all tasks in `follows` have ended."""
 
     stream: tuple[int, str]
-    """Rank and stream. A stream runs one task at a time, in the order of the list."""
+    """(rank, name of the stream). A stream runs one task at a time, in the order of the tasks given to `simulate`."""
     seconds: float
     follows: tuple[int, ...]
     """Indices of the tasks that must end first."""
@@ -30,14 +30,14 @@ class Span:
 
 
 def simulate(tasks: Sequence[Task], cores: float | None) -> list[Span]:
-    """Return the span of each task. Running tasks that need a core share `cores` evenly; a task never gets more than
-    one. None: enough cores for all. Raises ValueError if some task never starts."""
+    """Return the span of each task. Running tasks that need a core share `cores` evenly, at most one core per task;
+    None: enough cores for all. Raises ValueError if some task never starts."""
     return _Simulation(tasks, cores).run()
 
 
 class _Simulation:
-    """All tasks that share cores advance at one pace, so a shared clock with that pace gives the order in which they
-    end."""
+    """State of a simulation. All tasks that share cores advance at the same pace, so the order of their ends follows
+    from one shared clock with this pace."""
 
     def __init__(self, tasks: Sequence[Task], cores: float | None) -> None:
         self._tasks, self._cores = tasks, cores
@@ -45,9 +45,9 @@ class _Simulation:
         self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._now = self._shared_clock = 0.0
         self._alone: list[tuple[float, int]] = []
-        """Tasks that run on their own: (time of the end, task)."""
+        """Heap of the tasks that run without a share of the cores: (end time, index of the task)."""
         self._sharing: list[tuple[float, int]] = []
-        """Tasks that share cores: (shared clock at the end, task)."""
+        """Heap of the tasks that share cores: (shared clock at the end, index of the task)."""
 
     def run(self) -> list[Span]:
         self._start([index for index, missing in enumerate(self._missing) if missing == 0])
@@ -59,7 +59,7 @@ class _Simulation:
         return [Span(begin, end) for begin, end in zip(self._begin, self._end, strict=True)]
 
     def _start(self, ready: list[int]) -> None:
-        """Start tasks; end those that take no time, and start the tasks that waited for them."""
+        """Start tasks. Tasks that take no time end at once, and the tasks that waited for them start as well."""
         while ready:
             index = ready.pop()
             task = self._tasks[index]
@@ -72,7 +72,7 @@ class _Simulation:
                 heapq.heappush(self._alone, (self._now + task.seconds, index))
 
     def _next_to_end(self) -> list[int]:
-        """Advance to the next end of a task; return the tasks that may start then."""
+        """Advance to the next end of a task; return the tasks that can start now."""
         pace = min(1.0, self._cores / len(self._sharing)) if self._cores is not None and self._sharing else 1.0
         shared_end = self._now + (self._sharing[0][0] - self._shared_clock) / pace if self._sharing else float("inf")
         own_end = self._alone[0][0] if self._alone else float("inf")

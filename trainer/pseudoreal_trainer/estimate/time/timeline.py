@@ -30,14 +30,14 @@ from pseudoreal_trainer.plan.records import (
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of one of several steps. Tasks started by this step may end in the next."""
+    """Simulated times of one step among several. A task started by this step may end in the next step."""
 
     tasks: list[Task]
     spans: list[Span]
     """Span of each task, relative to the step's start."""
     seconds: float
-    """Seconds from the end of the step before to the end of this step. A step ends when all ranks know its loss and all
-    its messages have arrived."""
+    """Seconds from the end of the previous step to the end of this one. A step ends once all ranks know its loss and
+    all its messages have arrived."""
 
 
 def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeline:
@@ -105,7 +105,7 @@ class _Rank:
         self._main: int | None = None
         """The newest task of the main thread."""
         self._done: dict[Record, int] = {}
-        """Newest task of each record, named as by `result`, in this step or an earlier one."""
+        """Record, named as by `result` -> its newest task, in this step or an earlier one."""
         self._accumulating: set[int] = set()
         """Units that have a gradient buffer."""
         self._buffers_taken: Counter[Pool] = Counter()
@@ -116,7 +116,7 @@ class _Rank:
         """Tasks that must end for the step to end."""
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
-        """Add the tasks of a step; return the task that ends it."""
+        """Add the tasks of a step. Return the task with which the step ends."""
         self._number, self._to_finish = number, []
         for record in plan:
             self._add(record, effects_of(self._layout, record))
@@ -137,7 +137,7 @@ class _Rank:
             case Read():
                 last = self._task(record, Resource.DISK, ready)
             case Update():
-                # It starts when the update thread has finished the reductions and the agreement before it.
+                # The update starts once the update thread has finished the reductions and the agreement before it.
                 last = self._task(record, Resource.UPDATE, ready)
             case Send():
                 last = self._send(record)
@@ -149,7 +149,7 @@ class _Rank:
             case _:
                 last = self._in_turn(record, effects, ready, awaits)
         if isinstance(record, Count):
-            # The host reads the counts.
+            # The main thread waits: the host reads the counts.
             self._wait([last])
         self._done[result(record)] = last
         for unit in self._accumulating.intersection(effects.frees):
@@ -191,8 +191,8 @@ class _Rank:
         return index
 
     def _joint_task(self, record: Record, resource: Resource, effects: Effects, follows: int) -> int:
-        """Return the task of a record that its partners execute together. It starts when the task before it has ended
-        on all of them."""
+        """Return the task of a record that its partners execute together. The task starts once all partners have ended
+        their preceding tasks."""
         name = ("ready", self._number, record)
         self._builder.name((*name, self._rank), follows)
         awaits = [(*name, partner) for partner in effects.partners]

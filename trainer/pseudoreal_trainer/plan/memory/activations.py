@@ -27,11 +27,11 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.sizes import Sizes
 
 PENDING_OFFLOADS = 2
-"""Number of boundary activations on a GPU whose copy to the host is still pending, besides the newest one."""
+"""Maximum number of boundary activations on a GPU with a pending copy to the host, besides the newest one."""
 
 
 def max_offloaded_activations(records: RankPlan) -> int:
-    """Return the most boundary activations that are on the host at a time."""
+    """Return the maximum number of boundary activations that are on the host at a time."""
     changes = (isinstance(record, Stash) - isinstance(record, Unstash) for record in records)
     return max(accumulate(changes), default=0)
 
@@ -53,7 +53,7 @@ class _Walk:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
         self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk)
         self._changes: dict[tuple[int, PassPart], Change] = {}
-        """Bytes changed by the parts of a pass through expert-parallel experts, by kind of layer and part."""
+        """(kind of layer, part of a pass through expert-parallel experts) -> bytes that the part changes."""
         self._held = self.peak = 0
         """Device bytes held now, and their maximum so far."""
 
@@ -65,15 +65,15 @@ class _Walk:
                 self._hold(change.held, briefly=change.briefly)
                 self._hold(-change.freed)
             case Forward():
-                # The output is the next position's input, or a message that lives until its gradient arrives.
+                # The output is the next position's input, or a sent message, which lives until its gradient arrives.
                 self._hold(
                     self._boundary
                     + self._saved_graph_bytes(record.position)
                     + self._saved_routing_bytes(record.position)
                 )
             case Backward():
-                # Recomputation saves the routing decision again as part of the new graph, so the copy kept since the
-                # forward pass is freed.
+                # The copy of the routing decision, kept since the forward pass, is freed: recomputation saves the
+                # decision again, as part of the new graph.
                 self._hold(-self._answered(record.position) - self._saved_routing_bytes(record.position))
                 self._hold(0, briefly=self._during_backward(record.position))
                 self._hold(-self._freed_by_backward(record.position))
@@ -113,7 +113,7 @@ class _Walk:
         )
 
     def _answered(self, position: int) -> int:
-        """Return the bytes of an output that was sent to another rank, unless it is part of a graph."""
+        """Return the bytes of an output that was sent to another rank, unless the output is part of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
         return self._boundary if was_sent and not self._saves_graph(position) else 0
 
@@ -122,7 +122,7 @@ class _Walk:
         output, minus the new gradient of its input."""
         inputs = int(position > 0)
         if position > 0 and self._is_here(position - 1) and self._saves_graph(position - 1):
-            # The input is also the output saved in the graph of the position before.
+            # The input is also the output saved in the graph of the previous position.
             inputs -= 1
         if self._saves_graph(position):
             inputs += 1
@@ -145,8 +145,9 @@ class _Walk:
 
 
 def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
-    """Return the most sequences, each in a pass of its own, whose evaluation takes no more device memory on any rank
-    than the activations of a training step. At least 1, at most a data rank's sequences in a step."""
+    """Return the maximum number of sequences, each in a separate pass, that an evaluation can process at once without
+    taking more device memory on any rank than the activations of a training step. At least 1, at most a data rank's
+    sequences in a step."""
     at_home = replace(layout, homes=(), sharding="None")
     peaks = [activation_peak(at_home, sizes, rank, records).device for rank, records in enumerate(step_plan(at_home))]
 
@@ -159,7 +160,8 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
 
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
-    """Return the peak bytes of a rank's activations in an evaluation plan whose micro-batches are single sequences."""
+    """Return the peak bytes of a rank's activations in an evaluation plan. Each micro-batch of the plan is a single
+    sequence."""
     tokens = sizes.model.sequence_length
     graphs, boundary = autograd_memory_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
     held = peak = 0
@@ -172,8 +174,8 @@ def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
                 peak = max(peak, held)
             case Forward(position=position):
                 is_head = position == layout.head
-                # A backward pass includes its forward pass by recomputation, so its peak bounds that of the forward
-                # pass.
+                # An upper bound: a backward pass includes its forward pass by recomputation, so its peak is at least as
+                # high.
                 bound = graphs[position].head_backward if is_head else graphs[position].block_backward
                 peak = max(peak, held + bound)
                 # The output replaces the input. Sent tensors live until the end of the plan.

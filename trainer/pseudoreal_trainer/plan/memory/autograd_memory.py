@@ -1,12 +1,14 @@
 """Bytes of a pass: tensors saved for backward, and the peak of a backward pass. Pure.
 
-Derived from the operations of the modules in model/ on each device, tensor by tensor. Devices differ in two operations:
-on the CPU a norm is a chain of single operations, on a GPU it is one operation that saves its input and the inverse
-root; and the CPU casts into separate memory when it adds tensors of two types. Attention on a GPU is torch's flash
-kernel in bfloat16 and its efficient kernel in float32; float64 has neither, and takes more than is counted here.
+Derived from the operations of the modules in model/ on each device, tensor by tensor. Devices differ in two operations.
+A norm is a chain of single operations on the CPU; on a GPU it is one operation that saves its input and the inverse
+root. And the CPU casts into separate memory when it adds tensors of two types. Attention on a GPU is torch's flash
+kernel in bfloat16 and its efficient kernel in float32. In float64 neither kernel exists, and attention takes more
+memory than is counted here.
 
 Only tensors count. Bytes that kernels allocate for themselves while they run depend on the processor: packed operands
-of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures them.
+of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures these
+bytes.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class AutogradMemory(SavedTensors):
     """Bytes of passes over `tokens` tokens: saved for backward, and peaks."""
 
     max_chunk_tokens: int | None = None
-    """Most tokens of a chunk of the loss; None: the loss has one chunk."""
+    """Maximum number of tokens of a chunk of the loss; None: the loss has one chunk."""
 
     @property
     def boundary(self) -> int:
@@ -87,12 +89,13 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _logits(self) -> Table:
-        """The vocabulary-wide tensors alive at the peak, [c, V] each, in the master type."""
+        """Tensors with one value per token of the vocabulary that are in memory at the peak, [c, V] each, in the master
+        type."""
         logits = self._chunk_tensors.logits
         names = ["log-probabilities", "their gradient", "gradient of the logits"]
         if self.sizes.has_z_loss:
-            # The z-loss comes last in the forward pass, so its backward pass runs first; the log-probabilities wait
-            # until then.
+            # The z-loss comes last in the forward pass, so its backward pass runs first. Until then the
+            # log-probabilities stay in memory.
             names = ["log-probabilities", "logits", "logits less their log-sum-exp", "probabilities", "gradient"]
         if self.sizes.model.logit_soft_cap is not None:
             names.append("hyperbolic tangents")
@@ -105,14 +108,14 @@ class AutogradMemory(SavedTensors):
 
     @cached_property
     def _chunk_tensors(self) -> Tensors:
-        """The tensors of c tokens, a chunk of the loss."""
+        """Tensors of a chunk of the loss, which has c tokens."""
         return Tensors(self.sizes, loss_chunk_length(self.tokens, self.max_chunk_tokens))
 
     # Bytes alive at the possible peaks of a block's backward pass.
 
     @property
     def _at_mlp_post_norm(self) -> int:
-        """At the MLP's post-norm."""
+        """Bytes at the MLP's post-norm."""
         if not self._has_post_norm:
             return 0
         return self.block - total(self._norm) + total(self._norm_backward, {"output [B, T, H]": self.boundary})
@@ -133,17 +136,18 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_output_sum(self) -> int:
-        """At the sum over the experts' outputs, each multiplied by its gate."""
+        """Temporary bytes at the sum over the experts' outputs, each multiplied by its gate."""
         return 2 * self.sizes.choices * self._tensors.hidden
 
     @property
     def _at_shared_experts(self) -> int:
-        """At the shared experts, which come before the others, because the pass runs backward."""
+        """Temporary bytes at the shared experts. They run before the other experts in the backward pass."""
         return total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
 
     @property
     def _at_experts(self) -> int:
-        """At the experts, when the tensors saved by the sum and by shared experts are already free."""
+        """Temporary bytes at the experts, without the tensors saved by the sum and by shared experts, which are free by
+        then."""
         t = self._tensors
         of_choice = self._first_gradients(t.intermediate) | {"gradient of the output [N, H]": t.hidden}
         made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
@@ -156,15 +160,14 @@ class AutogradMemory(SavedTensors):
         return self._tensors.parameters(lambda name: part in name)
 
     def _first_gradients(self, intermediate: int) -> Table:
-        """Return the gradients of the MLP intermediates, [B, T, F] of `intermediate` bytes each, at the start of an
-        MLP's backward pass. With gates, the gradient of the product has replaced the product, which is counted as
-        saved."""
+        """Return the gradients of the MLP intermediates at the start of an MLP's backward pass. `intermediate`: bytes
+        of [B, T, F]. With gates, the gradient of the product has replaced the product, which is counted as saved."""
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
         return {f"gradient of the {name} [B, T, F]": intermediate for name in names}
 
     @property
     def _at_middle_norm(self) -> int:
-        """At the MLP's pre-norm, or at the post-norm of attention."""
+        """Bytes at the MLP's pre-norm, or at the post-norm of attention."""
         t = self._tensors
         later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
         table = {"output [B, T, H]": self.boundary, "gradients of the parameters after attention": later}
@@ -190,7 +193,7 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_query_norm(self) -> int:
-        """At the queries' norm, the last of the two."""
+        """Bytes at the norm of the queries, which the backward pass reaches after the norm of the keys."""
         t, saved = self._tensors, self._head_norm("query")
         if not saved:
             return 0
@@ -224,19 +227,19 @@ class AutogradMemory(SavedTensors):
         t = self._tensors
         table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters()}
         if t.is_fused or t.norm_casts:
-            # Otherwise the norm's own gradient is added to it in place.
+            # Otherwise the gradient of the norm is added to this gradient in place.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
         return total(self._upcast_norm_input, self._norm_backward, table)
 
     @property
     def _norm_backward(self) -> Table:
-        """Gradients of a norm's features, [B, T, H] each. Of the saved tensors, only the norm's input is still
-        alive."""
+        """Gradients of a norm's features, [B, T, H] each. Of the tensors saved for backward, only the norm's input is
+        still in memory."""
         return self._norm_backward_of(self._tensors.hidden, self._tensors.hidden_accumulation)
 
     def _norm_backward_of(self, features: int, wide: int) -> Table:
-        """Return the gradients of a norm's features. `features`, `wide`: their bytes in the compute type and in the
-        accumulation type."""
+        """Return the gradients of a norm's features. `features`, `wide`: bytes of the features in the compute type and
+        in the accumulation type."""
         if self._tensors.is_fused:
             return {"gradient of the output": features, "gradient of the input": features}
         return {
@@ -249,7 +252,7 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _at_gradient_accumulation(self) -> int:
-        """At the end, when the parameters' gradients are added to the unit's gradient."""
+        """Bytes at the end, when the parameters' gradients are added to the unit's gradient."""
         t = self._tensors
         table = {
             "output [B, T, H]": t.hidden,
@@ -261,8 +264,8 @@ class AutogradMemory(SavedTensors):
 
 
 def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
-    """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk
-    of the loss; None: no bound."""
+    """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
+    tokens of a chunk of the loss; None: the loss has one chunk."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))

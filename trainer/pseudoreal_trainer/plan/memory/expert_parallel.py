@@ -1,11 +1,11 @@
 """Bytes of the parts of passes through expert-parallel experts. Pure.
 
-Send buffers stay in memory as long as the received rows; a rank that has all experts exchanges rows with itself, and
-has one copy. A group of experts holds its share of a micro-batch's rows at a time; the rows received for all groups,
-and the rows to send back, live from the first group to the last.
+Send buffers stay in memory as long as the received rows. A rank that has all experts exchanges rows with itself, and
+has one copy of the rows. Each group of experts computes on its share of a micro-batch's rows. The rows received for all
+groups, and the rows to send back, live from the first group to the last.
 
-The number of rows that a rank's experts receive depends on the data. Here all experts receive the same number, and none
-refuses any: if a rank's experts receive twice as many, it needs twice the bytes of rows.
+The number of rows that a rank's experts receive depends on the data. Here all experts receive the same number, and
+refuse none. If a rank's experts receive twice as many rows, it needs twice the bytes of rows.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True)
 class Change:
-    """Change of the device's bytes by a record."""
+    """Bytes of device memory that a record allocates and frees."""
 
     held: int = 0
-    """Bytes allocated by the record; they stay afterwards, except for `freed`."""
+    """Bytes allocated by the record. They stay allocated afterwards, except for `freed`."""
     briefly: int = 0
-    """Additional temporary bytes while the record runs."""
+    """Temporary bytes while the record runs, in addition to `held`."""
     freed: int = 0
     """Bytes freed after the record."""
 
@@ -59,7 +59,7 @@ class ExpertParallelBytes:
             case ExpertForward(group=group):
                 return self._forward_of(group)
             case Forward():
-                # Rows that came back, weighted, and in the order of the tokens. The routing decision stays.
+                # The received rows, weighted, and in the order of the tokens. The routing decision stays.
                 return Change(self._boundary, briefly=2 * self._rows, freed=self._copies * self._rows + self._routed)
             case Recompute():
                 return Change(self._dense + self._rows, briefly=self._rows)
@@ -68,7 +68,7 @@ class ExpertParallelBytes:
             case Backward():
                 return Change(
                     briefly=max(0, self._during_dense - self._dense),
-                    # The input and the gradient of the output are freed; the gradient of the input replaces one of
+                    # The input and the gradient of the output are freed. The gradient of the input replaces one of
                     # them.
                     freed=self._copies * self._weighted_rows + self._dense + self.graphs.routing + self._boundary,
                 )
@@ -80,7 +80,8 @@ class ExpertParallelBytes:
         return 2 if self.ranks > 1 else 1
 
     def _exchanged(self, leg: Leg) -> Change:
-        """Return the change by an exchange: the rows received, and the rows sent if the exchange creates them."""
+        """Return the change by an exchange: the received rows and, if the exchange creates the rows to send, these as
+        well."""
         size = self._weighted_rows if leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT) else self._rows
         makes = leg in (Leg.DISPATCH, Leg.COMBINE_GRADIENT)
         return Change(held=(self._copies - 1 + makes) * size, briefly=self._rows if makes else 0)
@@ -98,9 +99,9 @@ class ExpertParallelBytes:
     def _while_groups_compute(self, group: int, came: int, back: int, briefly: int, kept: int) -> Change:
         """Return the change by a group's computation.
 
-        `came`: bytes of the received rows; the first group waits for them, which frees the send buffers, and the last
-        group frees them. `back`: bytes of the rows to send back, allocated by the first group. `kept`: bytes of graphs
-        that all groups together add, or free if negative.
+        `came`: bytes of the received rows. The first group waits for these rows, which frees the send buffers; the last
+        group frees the rows. `back`: bytes of the rows to send back, allocated by the first group. `kept`: bytes of
+        graphs that all groups together add; negative if they free graphs.
         """
         held = back + self._indices if group == 0 else 0
         freed = (self._copies - 1) * came if group == 0 else 0
@@ -131,8 +132,8 @@ class ExpertParallelBytes:
 
     @property
     def _routed(self) -> int:
-        """Bytes that routing leaves in memory, without the routing decision: hidden features, the features after the
-        norm, the output of shared experts if there are any, and the weights of choices."""
+        """Bytes that routing leaves in memory, without the routing decision: the hidden features, the features after
+        the norm, the output of shared experts if there are any, and a weight per row."""
         has_shared = self.graphs.sizes.model.shared_expert is not None
         return (2 + has_shared) * self._boundary + self._weights
 
@@ -144,7 +145,7 @@ class ExpertParallelBytes:
 
     @cached_property
     def _mlp_intermediates(self) -> int:
-        """Bytes that experts save for backward in addition to their rows."""
+        """Bytes that experts save for backward in addition to their input and output rows."""
         return self.graphs.sizes.choices * self.graphs.expert_intermediates
 
     @cached_property
@@ -155,7 +156,7 @@ class ExpertParallelBytes:
 
     @cached_property
     def _dense(self) -> int:
-        """Bytes saved for backward up to the experts, with the weights of rows before and after they are sorted by
+        """Bytes saved for backward up to the experts, including the weights of rows before and after sorting by
         expert."""
         return self.graphs.saved_up_to_experts + 2 * self._weights
 

@@ -1,7 +1,7 @@
 """The home of each unit's state. Pure.
 
-A budget moves as few units as possible. The blocks that the forward pass needs last move first: their updates have the
-longest time until the next step needs them, and their copies may stay in the window between forward and backward pass.
+A budget moves as few units as possible. The blocks that the forward pass needs last move first: the next step needs
+their updates latest, and their copies may stay in the window between forward and backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def budget_bounds(budget: OffloadBudget | None) -> Bounds:
 
 
 Peaks = tuple[Tiers, ...]
-"""Peak bytes of activations on each pipeline rank."""
+"""Peak bytes of activations on each pipeline rank, by tier."""
 
 
 def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
@@ -59,7 +59,8 @@ def _block_name(unit: Unit) -> str:
 
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
-    """Return the home of each unit: the named home, or a farther one if the budget forces the unit out."""
+    """Return the home of each unit: the home that the spec names, or a farther one if the budget forces the unit
+    out."""
     activation_bytes = [peak.device for peak in peaks]
     return _move_units(
         offload, layout, sizes, activation_bytes, lambda moved, rank: resident_bytes(moved, sizes, rank).device
@@ -67,11 +68,11 @@ def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """Return, for each unit, the nearest home possible: its home if there were no activations and as few resident bytes
-    as possible.
+    """Return the nearest possible home of each unit: its home if there were no activations and as few resident bytes as
+    possible.
 
-    A rank moves units in one order until they fit; with less room, it moves the same units and more. If ranks share
-    units, one rank may move a unit and thereby make room on another: then only the named homes are certain.
+    A rank moves units in one order until the rest fits. With less room, it moves the same units and more. If ranks
+    share units, a rank that moves a unit may make room on another rank: then only the named homes are certain.
     """
     if any(len(users) > 1 for users in layout.users):
         return homes_from_spec(offload, sizes)
@@ -84,7 +85,7 @@ def _move_units(
     offload: Offload, layout: Layout, sizes: Sizes, activation_bytes: Sequence[int], needs: Callable[[Layout, int], int]
 ) -> tuple[Home, ...]:
     """Return the home of each unit after the budget has moved units. `activation_bytes`: device bytes of activations on
-    each pipeline rank. `needs`: returns all other device bytes that a rank needs."""
+    each pipeline rank. `needs`: returns the other device bytes that a rank needs."""
     named = {entry.unit for entry in offload.homes}
     movable = [
         unit
@@ -110,7 +111,7 @@ class _HomeChoice:
     movable: list[int]
     """Units, in the order in which they move."""
     homes: list[Home]
-    """Home of each unit, so far."""
+    """Home of each unit after the moves so far."""
 
     def move(
         self,
@@ -120,9 +121,9 @@ class _HomeChoice:
         part: Callable[[Tiers], int],
         needs: Callable[[Layout, int], int] | None = None,
     ) -> None:
-        """Move units until every rank fits, or has no movable unit left. `part`: returns the bytes of a unit's state
-        that use the room. `needs`: returns all bytes of a rank that use the room, including the state; None: only the
-        state does."""
+        """Move units until every rank fits, or has no movable unit left. `room`: bytes available on each pipeline rank.
+        `part`: returns the bytes of a unit's state that use this room. `needs`: returns all bytes of a rank that use
+        this room, including the state; None: only the state does."""
         near, far = (self.layout.with_homes((home,) * self.layout.units) for home in (source, target))
         for rank in range(self.layout.pipeline):
             now, local = self._now, self.layout.local_units(rank)
@@ -130,7 +131,7 @@ class _HomeChoice:
             for unit in self.movable:
                 if rank not in self.layout.users[unit] or self.homes[unit] != source:
                     continue
-                # The state alone is cheap to compute.
+                # Check the state first: its bytes are cheap to compute.
                 if state <= room[rank] and (needs is None or needs(self._now, rank) <= room[rank]):
                     break
                 self.homes[unit] = target
@@ -147,8 +148,8 @@ def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def budget_violations(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds) -> list[str]:
-    """Return a sentence for each limit of the budget that some rank exceeds, about the rank that exceeds it most. On
-    the host, a budget limits only the state."""
+    """Return one sentence for each limit of the budget that some rank exceeds. The sentence is about the rank that
+    exceeds the limit most. On the host, a budget limits only the state."""
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
         *_violations(
@@ -162,7 +163,7 @@ def budget_violations(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds
 
 
 def machine_violations(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
-    """Return a sentence for each limit of the machine that some rank exceeds. On the host, buffers count as well."""
+    """Return one sentence for each limit of the machine that some rank exceeds. On the host, buffers count as well."""
     needs, profile = _peak_bytes(layout, sizes, peaks), "the hardware profile's"
     return [
         *_violations(
@@ -202,8 +203,9 @@ def _violations(needs: Sequence[int], bound: int | None, source: str, remedy: st
 
 
 def _order_of_moving(layout: Layout, sizes: Sizes) -> list[int]:
-    """Return the units in the order in which they move: experts, latest first use first; blocks in the same order; then
-    the two small units at the ends. Experts have the most bytes, and each token needs few of them."""
+    """Return the units in the order in which they move: experts first, from the latest first use to the earliest; then
+    blocks in the same order; then the two small units at the ends. Experts come first because they have the most bytes,
+    and each token needs few of them."""
     positions = reversed(range(layout.head + 1))
     first_use = {unit: position for position in positions for unit in layout.units_of(position)}
     ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]

@@ -16,11 +16,11 @@ from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.sizes import Sizes
 
 PENDING_GRADIENTS = 2
-"""Number of reduced gradients held at a time: the gradient of the running update, and the next."""
+"""Maximum number of reduced gradients in bounce buffers: the gradient of the running update, and the next gradient."""
 PAGE = 4096
 """Alignment in bytes for direct I/O with a disk."""
 LINE = 64
-"""Alignment in bytes of everything else."""
+"""Alignment in bytes of pieces that are not used for direct I/O: a cache line."""
 
 TOKEN_BYTES = 8
 """Bytes of a token's id."""
@@ -54,7 +54,7 @@ class ArenaLayout:
 
     @cached_property
     def ranges(self) -> dict[tuple[ArenaUse, int], range]:
-        """Range of bytes in the arena of each piece."""
+        """(use, number) -> range of bytes in the arena."""
         ranges: dict[tuple[ArenaUse, int], range] = {}
         end = 0
         for piece in self.pieces:
@@ -78,13 +78,13 @@ def arena_layout(layout: Layout, sizes: Sizes, rank: int) -> ArenaLayout:
 
 
 def token_bytes(shapes: Iterable[MicroBatchShape]) -> int:
-    """Return the bytes of the token ids of micro-batches with their last targets, [B, T + 1] each."""
+    """Return the bytes of the token ids of micro-batches, including the last targets: [B, T + 1] each."""
     return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
 
 
 def needs_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
-    """Return True if a pipeline rank needs tokens: for the embedding (inputs), for the head (targets), or, on every
-    rank with a block, to find documents in them."""
+    """Return True if a pipeline rank needs tokens: as inputs of the embedding, as targets at the head, or, on every
+    rank with a block, to find documents."""
     return masks_documents or rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
@@ -98,14 +98,15 @@ def _shared_buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     for pool, use in STAGING_USE.items():
         units = [unit for unit in on_disk if layout.pool_of(unit) == pool]
         largest = max((sizes.shard(layout, unit) for unit in units), default=0) * sizes.compute_bytes
-        # One buffer per pending fetch, and one for the unit that is read ahead. Resident units are fetched one by one.
+        # One buffer per pending fetch, and one for the unit that is read ahead. Resident units are fetched one at a
+        # time.
         under_way = layout.window if any(map(layout.moves, units)) else 0
         for number in range(under_way + 1) if units else ():
             yield Piece(use, number, _aligned(largest, PAGE), PAGE)
     off_device = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     bounce, kept_on_disk = ([], on_disk) if layout.keeps_gradients else (off_device, [])
     largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.master_bytes
-    # One gradient at a time is on its way to or from the disk, where it is kept.
+    # One more buffer if gradients are kept on disk: one gradient at a time is on its way to or from the disk.
     for number in range(min(PENDING_GRADIENTS, len(bounce)) + bool(kept_on_disk)):
         yield Piece("bounce", number, _aligned(largest, PAGE), PAGE)
 

@@ -22,12 +22,12 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Tensors saved for backward by passes of a block over `tokens` tokens."""
+    """Bytes of the tensors that passes of a block over `tokens` tokens save for backward."""
 
     sizes: Sizes
     tokens: int
     layer: int = 0
-    """The layer of the block."""
+    """Number of the layer that uses the block."""
 
     @cached_property
     def block(self) -> int:
@@ -41,9 +41,9 @@ class SavedTensors:
 
     @cached_property
     def expert_intermediates(self) -> int:
-        """Bytes of the experts' MLP intermediates for N rows, one per token; multiply by the experts per token.
+        """Bytes of the experts' MLP intermediates for N rows, one row per token.
 
-        `ExpertParallelBytes` counts their input and output rows.
+        Multiply by the number of experts per token. `ExpertParallelBytes` counts the input and output rows.
         """
         return total(self._mlp_intermediates)
 
@@ -96,14 +96,14 @@ class SavedTensors:
 
     @property
     def _upcast_norm_input(self) -> Table:
-        """Copy in the accumulation type that the first or the final norm (CPU, bfloat16) makes of its input. The
-        block or the head owns the input itself."""
+        """Copy of the input of the first or the final norm in the accumulation type (CPU, bfloat16). The input itself
+        belongs to the block or the head."""
         t = self._tensors
         return {"input of the norm [B, T, H], accumulation": t.hidden_accumulation} if t.norm_casts else {}
 
     @property
     def _attention_input(self) -> Table:
-        """Output of the pre-norm; empty without a pre-norm, where attention reads the block's input."""
+        """Output of the pre-norm. Empty without a pre-norm, because attention then reads the block's input."""
         return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
 
     @property
@@ -159,7 +159,7 @@ class SavedTensors:
 
     @property
     def _contiguous_heads(self) -> Table:
-        """Copy with the heads of attention's output side by side, saved by the output projection; empty if the kernel's
+        """Copy of attention's output with the heads side by side, saved by the output projection. Empty if the kernel's
         output has this layout already."""
         t = self._tensors
         are_there = t.has_efficient_attention and not self.sizes.masks_documents
@@ -231,8 +231,8 @@ class SavedTensors:
 
     @property
     def _prototypes(self) -> Table:
-        """Each prototype processes all N tokens once, and so saves as many MLP intermediates as a block without
-        experts."""
+        """Tensors saved by prototypes. Each prototype processes all N tokens once, so it saves as many MLP
+        intermediates as a block without experts."""
         t = self._tensors
         of_prototype = {
             "tokens in the order of the experts [N, H]": t.hidden,
@@ -250,8 +250,8 @@ class SavedTensors:
         return {"router statistics [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
-        """Return the tensors saved by k choices, which process all N tokens once each, and by shared experts, which
-        process them once more."""
+        """Return the tensors saved by the k choices and by shared experts. Each choice processes all N tokens once, and
+        shared experts process them once more."""
         t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.accumulation_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,

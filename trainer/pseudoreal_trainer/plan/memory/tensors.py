@@ -7,23 +7,23 @@ from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Parameter
 
 _EFFICIENT_BLOCK = 32
-"""Tokens per block (kAlignLSE of torch's efficient attention)."""
+"""Tokens per block of torch's efficient attention (kAlignLSE)."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Device bytes of each tensor of a pass over B sequences of T tokens, with H hidden features, F MLP intermediates,
-    Q features in all queries and K in all keys.
+    """Device bytes of each tensor of a pass over B sequences of T tokens. H: hidden features; F: MLP intermediates; Q:
+    features of all queries; K: features of all keys; V: tokens of the vocabulary.
 
-    Three types: `compute`, for the passes; `accumulation`, for norms, routers and sums of attention, at least
-    float32; and `master`, for the loss and for gradient accumulation.
+    Three types: `compute`, for the passes; `accumulation`, for norms, routers and sums of attention, at least float32;
+    and `master`, for the loss and for gradient accumulation.
     """
 
     sizes: Sizes
     tokens: int
-    """B * T"""
+    """Number of tokens, B * T."""
     layer: int = 0
-    """The layer, for tensors of a layer."""
+    """Number of the layer, for tensors of a layer."""
 
     @property
     def hidden(self) -> int:
@@ -61,7 +61,7 @@ class Tensors:
 
     @property
     def intermediate_size(self) -> int:
-        """F"""
+        """F, the number of MLP intermediates of a token."""
         model = self.sizes.model
         return (model.expert if model.has_experts(self.layer) else model.feed_forward).size
 
@@ -102,7 +102,7 @@ class Tensors:
 
     @property
     def vocabulary(self) -> int:
-        """[V, H], compute."""
+        """[V, H], compute: the matrix of the embedding or of the head."""
         model = self.sizes.model
         return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
 
@@ -113,8 +113,8 @@ class Tensors:
 
     @property
     def upcast_gradient(self) -> int:
-        """The gradient of the layer's largest parameter, master, as the CPU casts it before adding. 0 on a GPU, which
-        casts while adding."""
+        """Gradient of the layer's largest parameter, in the master type. The CPU casts the gradient before adding it. 0
+        on a GPU, which casts while adding."""
         return self._upcast(max(parameter.numel for parameter in self._parameters))
 
     @property
@@ -135,18 +135,18 @@ class Tensors:
 
     @property
     def is_fused(self) -> bool:
-        """True if a norm is one operation, as on a GPU; else a norm is a chain of operations."""
+        """True if a norm is one operation, as on a GPU; False if it is a chain of operations."""
         return self.sizes.device == "cuda"
 
     @property
     def norm_casts(self) -> bool:
-        """True if a norm copies its input into its own type."""
+        """True if a norm copies its input into the norm's own type."""
         return not self.is_fused and self.accumulation_bytes != self.sizes.compute_bytes
 
     @property
     def has_efficient_attention(self) -> bool:
-        """True if the attention kernel returns its heads side by side; else a copy brings the heads together. Torch's
-        flash attention takes no mask."""
+        """True if attention on a GPU uses torch's efficient kernel: flash attention takes neither a mask nor float32.
+        The efficient kernel returns the heads side by side; otherwise a copy brings the heads together."""
         return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
 
     def of(self, elements: int, width: int) -> int:

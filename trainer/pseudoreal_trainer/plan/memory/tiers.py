@@ -14,15 +14,16 @@ from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
 
 CHUNK_ELEMENTS = 2**20
-"""Elements of each vector in memory at a time, during an update of a unit on disk."""
+"""Number of elements of each vector that are in memory at a time, during an update of a unit on disk."""
 CHUNKS_AT_A_TIME = 3
 """Number of chunks in memory at a time: one is read, one is updated, one is written."""
 PIECE_ELEMENTS = 1 << 18
-"""Elements that a thread updates at a time on the host; their gradient is scaled in memory of the thread."""
+"""Number of elements that a thread updates at a time on the host. The thread scales their gradient in a scratch
+buffer."""
 PORTION_BYTES = 4 << 20
-"""Most bytes that a checkpoint copies out of a home at a time."""
+"""Maximum bytes that a checkpoint copies out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
-"""Most bytes read from a disk for such a chunk."""
+"""Maximum bytes read from a disk for such a portion, in whole pages."""
 
 _MEASURING_PARTS = 4
 
@@ -42,7 +43,8 @@ class Tiers:
 
 
 def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
+    """Return the bytes that a pipeline rank holds through the whole step, without activations, on its most loaded data
+    rank."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     working = Tiers(
         device=sum(
@@ -59,8 +61,8 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def min_resident_device_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
-    one being reduced while the other accumulates. A lower bound of `resident_bytes(...).device`."""
+    """Return a lower bound of `resident_bytes(...).device`: the device bytes that do not depend on the order of passes.
+    These are the state, the window, and two gradient buffers, one in a reduction while the other accumulates."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
     return state + sum(
         _window(layout, sizes, rank, pool)
@@ -73,9 +75,10 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
     masters_and_moments = (1 + MOMENTS) * f * shard
-    # If the types are equal, master weights also serve as working copies.
+    # With equal types, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
-    # If the update follows the reduction at once, the gradient passes through a buffer shared by all units.
+    # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
+    # by all units.
     gradient = f * shard if layout.keeps_gradients else 0
     gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
     match layout.home(unit):
@@ -106,8 +109,8 @@ def _buffer_bytes(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: 
 
 
 def _measuring_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
-    """Return the bytes that a measuring step needs: whole gradients of all layers in flight, and for each shared unit
-    four reduced ones: of the layer, of the layer above, and two sums."""
+    """Return the bytes of the gradients in a measuring step: whole gradients of all layers in flight, and for each
+    shared unit four reduced gradients: of the layer, of the layer above, and two sums."""
     shared = [unit for position in layout.positions(rank) for unit in layout.shared_units(position)]
     uses = [unit for unit in shared if layout.pool_of(unit) == pool]
     if not layout.measures or not uses:
@@ -118,7 +121,7 @@ def _measuring_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> i
 
 
 def _arena_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Return the bytes of the arena without the state of units: shared buffers and padding for alignment. Pinned bytes
+    """Return the bytes of the arena that belong to no unit: shared buffers and padding for alignment. Pinned bytes
     count the whole arena."""
     arena = arena_layout(layout, sizes, rank)
     of_units = sum(piece.size for piece in arena.pieces if piece.use in ("weights", "gradient"))
@@ -126,7 +129,7 @@ def _arena_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Return the bytes of the tokens of a step, on their way to a GPU."""
+    """Return the bytes of the buffer for the tokens of a step, on their way to a GPU."""
     if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
     shape = (sizes.max_sequences(layout.data), sizes.model.sequence_length)
@@ -140,14 +143,14 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes in which threads scale clipped gradients during an update in host memory."""
+    """Return the bytes of the scratch buffers in which threads scale clipped gradients, for updates in host memory."""
     on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "Device"]
     return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
 
 
 def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes of host memory through which updates and checkpoints of units on disk pass, independent of the
-    number of units."""
+    """Return the bytes of host memory through which updates and checkpoints of units on disk pass. They do not depend
+    on the number of units."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     if not on_disk:
         return 0

@@ -17,7 +17,7 @@ Exchange = Literal["pipeline", "shards", "replicas", "experts"]
 
 - pipeline: messages between pipeline ranks
 - shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks that use a unit
-- replicas: the same between replicas
+- replicas: gathers and sums between replicas
 - experts: tokens on their way to experts on other ranks and back
 """
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -25,8 +25,7 @@ EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
 @dataclass(frozen=True)
 class Flow:
-    """Ranks that exchange bytes in each step, as a ring: the algorithm of NCCL and gloo, and trivially true of two
-    ranks."""
+    """A ring of ranks that exchange bytes in each step. NCCL and gloo use rings, and two ranks always form a ring."""
 
     exchange: Exchange
     ranks: tuple[int, ...]
@@ -49,9 +48,9 @@ def flows_of(layout: Layout, sizes: Sizes, plan: Plan) -> list[Flow]:
 
 
 def bytes_between(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange, int]:
-    """Return the bytes per step between different places, for each kind of traffic. `places`: place of each rank.
+    """Return kind of traffic -> bytes per step between different places. `places`: place of each rank.
 
-    A ring enters each place once: ranks of one place are neighbours in the ring wherever possible.
+    A ring is assumed to enter each place once: ranks of one place are neighbours in the ring wherever possible.
     """
     total: Counter[Exchange] = Counter()
     for flow in flows:
@@ -61,8 +60,8 @@ def bytes_between(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exc
 
 
 def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int) -> Iterator[Flow]:
-    """Yield the flows of all groups of one kind that contain ranks of a pipeline rank. `size`: bytes that each rank of
-    the pipeline rank sends in its group."""
+    """Yield the flows of all groups of one kind that contain ranks of a pipeline rank. `size`: bytes that each rank
+    sends in its group."""
     mesh = layout.mesh
 
     def here(groups: Groups) -> Iterator[tuple[int, ...]]:
@@ -89,7 +88,7 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
             for ranks in here(mesh.expert_groups("replica", "expert_shard")):
                 yield Flow("experts", ranks, size)
         case "peer":
-            # Each activation is answered by a gradient of the same size, so both ranks send equally much.
+            # A gradient of the same size answers each activation, so both ranks send equally much.
             (peer,) = group.users
             if pipeline_rank < peer:
                 for column in mesh.groups("pipeline"):

@@ -14,14 +14,15 @@ from pseudoreal_trainer.plan.mesh import DIMENSIONS, Coordinates, Dimension, Mes
 from pseudoreal_trainer.plan.placement.flows import Flow
 
 _MOST_TRIED = 7
-"""Most workers for which all orders are tried: 720 orders of 7 workers, since the first is fixed."""
+"""Maximum number of workers for which all orders are tried: 720 orders of 7 workers, because the first worker is
+fixed."""
 _MOST_EXCHANGED = 64
-"""Most workers for which pairs are exchanged: two seconds for 64."""
+"""Maximum number of workers for which pairs are exchanged: two seconds for 64 workers."""
 
 Order = tuple[int, ...]
 """Entry i is the worker with the i-th block of ranks."""
 Cost = tuple[int, int]
-"""Bytes per step between domains, and between nodes."""
+"""(bytes per step between domains, bytes per step between nodes), compared in this order."""
 
 
 @dataclass(frozen=True, order=True)
@@ -46,7 +47,7 @@ class _Problem:
 
     @cached_property
     def between_slots(self) -> list[tuple[frozenset[int], int]]:
-        """Slots and bytes of each flow between slots. A slot is the ranks of one worker."""
+        """(slots, bytes) of each flow that connects several slots. A slot is the block of ranks of one worker."""
         merged: Counter[frozenset[int]] = Counter()
         for flow in self.flows:
             merged[frozenset(rank // self.ranks_per_worker for rank in flow.ranks)] += flow.bytes
@@ -84,9 +85,9 @@ def worker_order(places: Sequence[Place], mesh: Mesh, flows: Sequence[Flow]) -> 
     """Return the order of the workers with the fewest bytes between domains, then between nodes. `places`: place of
     each worker; all workers have equally many ranks of the mesh.
 
-    For few workers, every order is tried. For more, candidates fill domain after domain along the dimensions of the
-    mesh, and are then improved by exchanging pairs, which may miss the optimum. Among orders of equal cost, the first
-    one tried wins; the order of the worker numbers is tried first.
+    For few workers, every order is tried. For more workers, candidates fill domain after domain along the dimensions of
+    the mesh, and are then improved by exchanging pairs of workers; this may miss the optimum. Among orders of equal
+    cost, the first one tried wins; the order of the worker numbers is tried first.
     """
     problem = _Problem(places, mesh, flows)
     workers = range(len(places))
@@ -116,13 +117,14 @@ def _forwards(_: Mesh, at: Coordinates, dimension: Dimension) -> int:
 
 
 def _backwards(mesh: Mesh, at: Coordinates, dimension: Dimension) -> int:
-    """Return coordinate 0 first, then the others from last to first: the first and the last pipeline rank may share a
-    unit."""
+    """Return a sort key: coordinate 0 first, then the others from last to first. The first and the last pipeline rank
+    may share a unit."""
     return -_forwards(mesh, at, dimension) % mesh.sizes[dimension]
 
 
 def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
-    """Return the workers domain by domain and node by node: first the domain and node of worker 0, then by size."""
+    """Return the workers domain by domain and node by node. The domain and node of worker 0 come first, the others by
+    size."""
     sign = -1 if largest_first else 1
     domains, nodes = Counter(place.domain for place in places), Counter(places)
     first = places[0]
