@@ -1,4 +1,4 @@
-"""Fence: replaced ranks must not commit checkpoints that their successors do not expect."""
+"""Fence: keeps replaced ranks from committing checkpoints that their successors do not expect."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Fence:
     """Position of the phase in the job."""
 
     def claim(self) -> None:
-        """Shut out the ranks with an earlier identity.
+        """Record this identity, so that ranks with an earlier identity can no longer commit.
 
         Raises TrainingError if a later execution, phase or membership has already started, or the storage is not
         writable.
@@ -53,7 +53,7 @@ class Fence:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        # Release 0.3 wrote no phase. All ranks of a stage run one image, so the ranks of this process are of a later
+        # Release 0.3 wrote no phase, read as -1. All ranks of a stage run one image, so that file is from an earlier
         # stage.
         execution, membership, phase, *_ = [*(_text(self._membership_file) or "0.0").split("."), "-1"]
         if int(execution) != self.execution:

@@ -49,7 +49,8 @@ class CheckpointStore:
     discards: Discards = field(default_factory=dict)
     """Phase -> rules for its discarded checkpoints, which count as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """Rules by which another job had discarded checkpoints of its own executions."""
+    """Phase -> rules by which the job of this work directory, continued by another job, discarded its own
+    checkpoints."""
 
     @property
     def folder(self) -> StoragePath:
@@ -121,7 +122,7 @@ class CheckpointStore:
         return Reader(self.whole(head), self.folder)
 
     def verify(self, head: Head, part: int = 0, parts: int = 1) -> None:
-        """Compare the files with their digests; with `parts` > 1, only the files of one of `parts` equal parts.
+        """Compare the files with their digests; with `parts` > 1, only the files of part `part` of `parts`.
 
         Raises CorruptCheckpoint, which names the file.
         """
@@ -149,7 +150,8 @@ class CheckpointStore:
         return self._whole(name, read_when_visible(self.folder / name / MANIFEST, digest))
 
     def await_files(self, manifest: Manifest, part: int, parts: int) -> None:
-        """Wait until this rank sees the files that it verifies. Raises TrainingError on a timeout."""
+        """Wait until the files of part `part` of `parts` are visible on this rank with their full size. Raises
+        TrainingError on a timeout."""
         for name, file in _part(manifest, part, parts):
             await_size(self.folder / manifest.data_folder / name, file.size)
 
@@ -207,7 +209,7 @@ class CheckpointStore:
         return discarded + names
 
     def names(self) -> set[str]:
-        """Return the names of all folders with the name of a checkpoint, committed or not."""
+        """Return the names of all folders that are named like a checkpoint, committed or not."""
         return {folder.name for folder in storage_of(self.folder).folders() if NAME.fullmatch(folder.name)}
 
     def sweep(self, names: Set[str], may_remove: Callable[[], None] | None = None) -> None:

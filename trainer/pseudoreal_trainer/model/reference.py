@@ -72,7 +72,8 @@ def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype
 
 @torch.no_grad()
 def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
-    """Return `count` tokens that continue a prompt of at least one token. The same seed gives the same tokens."""
+    """Return `count` tokens that continue a prompt of at least one token. `sequence`: maximum number of tokens of
+    context. The same seed gives the same tokens."""
     generator = torch.Generator().manual_seed(sampling.seed)
     device = model.embedding.weight.device
     tokens = [*prompt]

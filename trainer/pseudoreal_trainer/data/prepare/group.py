@@ -30,7 +30,7 @@ RECORDS = "prepared"
 
 
 class Done(ApiModel):
-    """A shard that exists."""
+    """Record of a finished shard."""
 
     shard: Shard
     records: int
@@ -110,7 +110,7 @@ def _intact_shards(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> lis
 
 
 def _remove_leftovers(work: Work, intact: int) -> None:
-    """Remove the index, which would list shards that are replaced now, and the group's shards from number `intact` on,
+    """Remove the index, because shards that it lists will be replaced, and the group's shards from number `intact` on,
     finished or not."""
     (work.folder / INDEX).unlink(missing_ok=True)
     first = work.group.number * shards.MOST_PER_GROUP

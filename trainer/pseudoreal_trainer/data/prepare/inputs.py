@@ -32,7 +32,7 @@ KINDS = "*.jsonl, *.json or *.txt (also .gz or .zst), *.parquet, *.fast_llm_data
 @dataclass(frozen=True)
 class Input:
     name: str
-    """Its path below the given folder, or its own name."""
+    """Path below the given folder; for a file or MDS folder that was given itself, its name."""
     path: Path
     files: tuple[Path, ...]
     """The files that are read."""

@@ -12,7 +12,8 @@ from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, T
 MOST_LINE_BYTES = 256 << 20
 """Maximum number of bytes in a JSON line, which is parsed as a whole."""
 PIECE = 1 << 20
-"""Maximum number of characters in a piece of text: a tokenizer needs some hundred bytes of memory per character."""
+"""Maximum number of characters in a piece of text. Texts are cut to bound memory: a tokenizer needs in the order of 100
+bytes per character."""
 
 
 def text_records(file: Path) -> Iterator[Record]:
