@@ -76,7 +76,8 @@ def network_name(job: str, uid: str) -> str:
 def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
     """Return the name of a phase's PodGroup, the same for all its executions.
 
-    `terms` are the remaining contents of the PodGroup. A PodGroup is never changed: other terms give another name.
+    `terms`: the remaining contents of the PodGroup, as text. A PodGroup is never changed: other terms give another
+    name.
     """
     end = f"-{_digest(uid, phase, terms)}"
     return f"{job}-{phase}"[: HOST_NAME_CHARACTERS - len(end)].rstrip("-") + end

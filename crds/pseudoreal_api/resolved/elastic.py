@@ -34,8 +34,8 @@ def resized(spec: PseudoRealJobSpec, index: int, workers: int) -> PseudoRealJobS
 def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
     """Return the phase laid out over `workers` workers, at most as many as in the spec.
 
-    It has the fewest micro-batches, at least as many as in the spec, for which no rank has more sequences at a time
-    than with all workers. Raises UnresolvableJob.
+    The phase gets the fewest micro-batches for which no rank has more sequences at a time than with all workers, but at
+    least as many as in the spec. Raises UnresolvableJob.
     """
     layouts, fewer = _Layouts.of(spec, phase), phase.model_copy(update={"workers": workers})
     ranks = rank_counts(spec, fewer)

@@ -55,7 +55,7 @@ class _Stage(TypedDict):
 
 
 class _Course(TypedDict):
-    """Position of a phase in the job: fields depending on the phases before and after it."""
+    """Fields of a phase's configuration that depend on the phases before and after."""
 
     index: int
     phase_steps: int
@@ -161,8 +161,8 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
 def collective_seconds(hang: Hang) -> int:
     """Return the seconds after which a rank aborts a collective.
 
-    The limit exceeds every wait allowed by `hang`; a checkpoint may lie between two steps. So the operator, knowing the
-    state of each rank, ends a hang first. This limit is for training without an operator.
+    The limit exceeds every wait that `hang` allows, including a checkpoint between two steps. So the operator, which
+    knows the state of each rank, ends a hang first. The limit takes effect without an operator.
     """
     return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
@@ -379,7 +379,7 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
 
 
 def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
-    """Raise UnresolvableJob if torch's ScheduleInterleaved1F1B, the order of this schedule, does not accept the
+    """Raise UnresolvableJob if torch's ScheduleInterleaved1F1B, which defines the order of this schedule, rejects the
     numbers."""
     if layers % pipeline:
         raise UnresolvableJob(

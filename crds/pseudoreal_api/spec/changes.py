@@ -1,6 +1,6 @@
 """CEL transition rules: changes of a job refused by the API server.
 
-An existing phase keeps all fields with influence on its weights. The last phase may be extended, and phases may be
+The fields of an existing phase that affect its weights are immutable. The last phase may be extended, and phases may be
 added after it. Fields about the placement of pods may change during suspension, as queue controllers change them.
 """
 

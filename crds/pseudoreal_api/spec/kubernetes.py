@@ -12,7 +12,7 @@ from pseudoreal_api.spec.core_types import TYPES
 Json = dict[str, Any]
 
 EMBEDDED = "x-embedded"
-"""Key marking the schema of a field as structural already."""
+"""Key that marks the schema of a field as already structural."""
 MOST_ITEMS = 64
 """Maximum number of items of a list, or entries of a map, unless `_MOST` has another limit."""
 _MOST = {

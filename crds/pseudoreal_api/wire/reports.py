@@ -38,7 +38,7 @@ Activity = Literal["starting", "computing", "waiting", "ended"]
 
 
 MOST_SECONDS = 1e10
-"""Largest number of seconds accepted: further in the past, datetime has no dates."""
+"""Largest number of seconds accepted: datetime cannot represent times further in the past."""
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
@@ -50,7 +50,7 @@ class _Said(ApiModel):
 
 
 class RankReport(_Said):
-    """Newest heartbeat of one rank's main thread. Its ages are measured by the clock of the rank's own machine."""
+    """Newest heartbeat of one rank's main thread. Ages are measured with the clock of the rank's machine."""
 
     rank: int = Field(ge=0, le=MOST_RANKS, description="Number of the rank among all ranks of the execution.")
     activity: str = Field(
@@ -103,7 +103,7 @@ class Takeover(_Said):
 class Membership(_Said):
     """Worker assignment of an execution, valid from a restart in place on.
 
-    The operator alone decides on it, and writes it into the status before it tells any pod.
+    Only the operator changes the assignment. The operator writes it into the status before sending it to a pod.
     """
 
     restart: int = Field(

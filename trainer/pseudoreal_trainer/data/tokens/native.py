@@ -47,7 +47,7 @@ class Shard(ApiModel):
 
 
 class Index(ApiModel):
-    """The content of `index.json`. Its shards are one run of tokens in this order."""
+    """The content of `index.json`. The shards, in this order, are one sequence of tokens."""
 
     version: Literal[1]
     dtype: TokenType
