@@ -36,7 +36,7 @@ RENDEZVOUS_SECRET_DIRECTORY = "/var/run/secrets/rendezvous.pseudoreal.dev"
 RENDEZVOUS_SECRET_FILE = "secret"
 """Name of the secret's file, and its key in the Secret."""
 SECRET_BYTES = 32
-"""Bytes of the secret: the operator generates this number, and a trainer requires at least as many."""
+"""Length of the secret in bytes. The operator generates secrets of this length; a trainer accepts longer ones, too."""
 
 RESERVED_ENV = (
     "RANK",

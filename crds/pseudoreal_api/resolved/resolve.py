@@ -354,8 +354,8 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
 
 
 def knows_choices_in_time(spec: PseudoRealJobSpec, phase: Phase, micro_batches: int) -> bool:
-    """Return whether all micro-batches pass a layer's router before any backward pass of the layer, where this order
-    matters."""
+    """Return whether all micro-batches pass a layer's router before any backward pass of the layer. True if no loss
+    needs this order."""
     in_order = phase.parallelism.schedule in ("Layered", "GPipe")
     return not spec.model.balances_steps or micro_batches == 1 or in_order
 

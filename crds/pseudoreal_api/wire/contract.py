@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 4
-"""Contract number of this release; release 0.3.0 has 3. It rises by one with each release with new binding fields in a
-configuration."""
+"""Contract number of this release; release 0.3.0 has 3. A release that adds binding fields to a configuration raises
+the number by one."""
 
 REMEDY = "set spec.pod.image, while the job is suspended, to the trainer of the operator's release, or leave it out"
 

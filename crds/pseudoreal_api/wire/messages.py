@@ -145,8 +145,8 @@ class ProgressReport(BaseModel):
     """z-loss times its factor, averaged over the tokens of this step. Not contained in `loss`. None if the job has no
     z-loss."""
     auxiliary_loss: float | None = None
-    """Sum of the auxiliary losses of all layers times their factor, averaged over the sequences of this step. Not
-    contained in `loss`. None if the job has no auxiliary loss."""
+    """Auxiliary losses of experts (balance and router z-loss) times their factors, summed over layers and averaged over
+    the tokens of this step. Not contained in `loss`. None if the job has no such loss."""
     expert_load_max: float | None = None
     """Largest load of an expert in this step, over all layers: its tokens as a multiple of the mean over its layer's
     experts. 1 is balance. None if there are no experts."""

@@ -103,7 +103,7 @@ class Takeover(_Said):
 class Membership(_Said):
     """Worker assignment of an execution, valid from a restart in place on.
 
-    Only the operator changes the assignment. The operator writes it into the status before sending it to a pod.
+    Only the operator changes the assignment. The operator writes the assignment into the status before sending the assignment to a pod.
     """
 
     restart: int = Field(

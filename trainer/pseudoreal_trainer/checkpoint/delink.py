@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 def delink(config: DelinkConfig) -> TerminationMessage:
-    """Commit the first checkpoint of `config.phase`; if it already exists, only verify it.
+    """Commit the first checkpoint of `config.phase`. If this checkpoint already exists and is intact, commit nothing.
 
     Raises TrainingError if the phase before has no complete checkpoint, or its checkpoints are corrupt.
     """
@@ -126,7 +126,7 @@ class _Change:
         return self.block_uses == self.expert_uses == 1
 
     def divides(self, unit: str) -> bool:
-        """Return True if units of this kind, blocks or experts, are split among layers that shared them."""
+        """Return True if the number of blocks changes, or the number of expert sets if `unit` is an expert set."""
         return (self.expert_uses if are_experts(unit) else self.block_uses) != 1
 
 

@@ -53,8 +53,8 @@ class Fence:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        # Release 0.3 wrote no phase, read as -1. All ranks of a stage run one image, so that file is from an earlier
-        # stage.
+        # Release 0.3 wrote no phase, read as -1. All ranks of a stage run one image, so a file without a phase is from
+        # an earlier stage.
         execution, membership, phase, *_ = [*(_text(self._membership_file) or "0.0").split("."), "-1"]
         if int(execution) != self.execution:
             return

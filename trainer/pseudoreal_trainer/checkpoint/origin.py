@@ -52,7 +52,7 @@ Origin = FreshStart | Resumed | Continued
 class Ranks(Protocol):
     """Communication between the ranks that train together. Every method is a collective: all ranks call it.
 
-    An interface, because checkpoints know nothing of torch and its process groups.
+    A protocol, so that this package does not import torch.
     """
 
     @property
@@ -173,8 +173,9 @@ def _verify(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Rank
 
 
 def _files_present(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
-    """Wait until this rank sees the files that it verifies. Return False if files are missing or have another size.
-    Always True for object storage: it is consistent, so the verification itself finds missing files.
+    """Return False if files are missing on the first rank or have another size. Otherwise wait until this rank sees the
+    files that it verifies, and return True. Always True for object storage: it is consistent, so the verification
+    itself finds missing files.
 
     Collectives: the number of ranks that miss files; if any does, whether files are missing on the first rank too. Only
     then does the first rank check all files: a rank that misses one may have a stale view.

@@ -91,7 +91,8 @@ class CheckpointStore:
     def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
         """Return the newest verified checkpoint of a phase; with `complete`, the newest one that ends the phase.
 
-        None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has some and all are corrupt.
+        None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has such checkpoints and all are
+        corrupt.
         """
         candidates = self.candidates(phase, complete=complete)
         for head in candidates:
@@ -156,8 +157,8 @@ class CheckpointStore:
             await_size(self.folder / manifest.data_folder / name, file.size)
 
     def begin(self, head: Head) -> StoragePath:
-        """Create an empty folder for the checkpoint. An earlier checkpoint of this name is removed, after its linked
-        checkpoints."""
+        """Create an empty folder for the checkpoint. An earlier checkpoint of this name is removed, after the
+        checkpoints that link to it."""
         folder = self.folder / head.name
         if storage_of(folder / MANIFEST).exists():
             for name in _linked(self._heads.all(), head.name):
@@ -266,7 +267,7 @@ def _linked(heads: Sequence[Head], name: str) -> list[str]:
 
 
 def _part(manifest: Manifest, part: int, parts: int) -> list[tuple[str, FileDigest]]:
-    """Return the files of one of `parts` equal parts, in the order of their names."""
+    """Return the files of part `part` of `parts`, in the order of their names."""
     return sorted(manifest.files.items(), key=lambda file: file[0])[part::parts]
 
 

@@ -24,7 +24,9 @@ class Ours:
     """Our counterpart of a `transformers` tensor: a tensor, or one expert's part of a stacked tensor."""
 
     name: str
+    """Our name of the tensor."""
     expert: int | None = None
+    """Index of the expert in a stacked tensor; None: the whole tensor."""
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape. `whole`: shape of our tensor."""
@@ -261,7 +263,7 @@ _NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 
 
 def _attention(model: Model) -> dict[str, str]:
-    """Return the names of attention, of its pre-norm and of the MLP's pre-norm."""
+    """Return the names of the tensors of attention, of its pre-norm, and of the MLP's pre-norm."""
     norms = {
         "input_layernorm.weight": "attention_norm.weight",
         "post_attention_layernorm.weight": "ffn_norm.weight",

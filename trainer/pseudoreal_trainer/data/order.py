@@ -1,6 +1,6 @@
 """Mapping from the cursor of a sample to a window of a source, over all phases of a job. Pure.
 
-A phase may change the mixture. In each source it continues where the phases before it stopped, even if they ended
+A phase may change the mixture. In each source, the phase continues where the phases before stopped, even if they ended
 early, so no change of the mixture repeats or skips a window. Nothing here depends on ranks, restarts, or the planned
 length of training.
 """

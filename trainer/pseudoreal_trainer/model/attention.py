@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
         self.query_norm, self.key_norm = _norm(spec, query), _norm(spec, key)
         self.window = spec.attention.window.size if spec.attention.window else None
-        self.attend_within = attend_within  # an attribute, so that torch.compile can be kept out of it
+        self.attend_within = attend_within  # an attribute, so that `modules` can exclude it from torch.compile
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None = None
@@ -136,7 +136,7 @@ def _positions(tokens: Tensor, end: int) -> Tensor:
 
 
 def _is_document_start(tokens: Tensor, end: int) -> Tensor:
-    """Return whether a document, or the rest of one, starts at each input: [B, T + 1] -> [B, T]."""
+    """Return True for each input at which a document, or the rest of a document, starts: [B, T + 1] -> [B, T]."""
     is_start = torch.ones_like(tokens[:, :-1], dtype=torch.bool)
     is_start[:, 1:] = tokens[:, :-2] == end
     return is_start

@@ -56,9 +56,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
-        `mask`: of a sliding window, [T, T]; None without one. `statistics`: for a training pass through experts.
-        `documents`: attention stays within them; None: whole sequences. `saved`: holds the routing decision of an
-        earlier pass, or receives the decision of this pass; None: the decision is not needed again.
+        `mask`: mask of the sliding window, [T, T]; None: no window. `statistics`: router statistics of a training pass;
+        None without experts, and in evaluation. `documents`: attention stays within them; None: whole sequences.
+        `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
+        decision is not needed again.
         """
         hidden = self._attend(hidden, rotation, mask, documents)
         return hidden + _normalize(

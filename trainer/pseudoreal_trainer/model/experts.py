@@ -1,15 +1,15 @@
 """Mixture of experts in the place of a layer's MLP.
 
 Experts are split into prototypes, groups of consecutive experts. Each prototype routes every token to one of its
-experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). One prototype is Mixtral with one expert
-per token (arXiv 2401.04088). Prototypes have no auxiliary loss for balance: M6-T trained better without one.
-(`RouterStatistics` and `StepLoss` also serve top-k experts.)
+experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). With one prototype, the layer is that of
+a Mixtral with one expert per token (arXiv 2401.04088). Prototypes have no auxiliary loss for balance: M6-T trained
+better without one. (`RouterStatistics` and `StepLoss` also serve top-k experts.)
 
 An expert accepts the earliest tokens of each sequence, up to its capacity (Switch, arXiv 2101.03961, counts over a
 whole batch). Tokens are counted per sequence, so it does not matter how a batch is cut into micro-batches and ranks.
-The capacity also applies in evaluation: evaluation measures the model as it was trained, and no token depends on a
-later one. If attention stays within documents, the capacity applies per document. A document then gives the same
-outputs as in a row of its own.
+The capacity also applies in evaluation: evaluation measures the model as trained, and no token depends on later tokens.
+If attention stays within documents, the capacity applies per document. A document then gives the same outputs as in a
+row of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,7 +147,7 @@ class RoutingDecision:
     """Indices of each token's experts: for prototypes [B, T, P, 1], the index within each prototype; for top k [N, k],
     the index within the layer."""
     is_refused: Tensor | None
-    """Whether the expert refuses the token because it is full, [B, T, P, 1]; None: experts are never full."""
+    """Whether the chosen expert is full and refuses the token, [B, T, P, 1]; None: experts are never full."""
     order: Tensor
     """Sorted by expert: for prototypes [P, N], indices of tokens, refused tokens last; for top k [N * k], indices of
     choices, where choice j of token n is n * k + j."""
@@ -162,7 +162,7 @@ class SavedDecision:
     """Routing decision of a pass, kept for the recomputed pass."""
 
     decision: RoutingDecision | None = None
-    """Decision; None until it is made."""
+    """None until the first pass has made the decision."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Experts(StackedFeedForward):
         return out
 
     def _orders(self, decision: RoutingDecision, counts: Sequence[int]) -> list[Tensor]:
-        """Return for each prototype the accepted tokens, in the order of its experts."""
+        """Return, for each prototype, the indices of the accepted tokens, sorted by expert."""
         of_each = len(counts) // self._prototypes
         accepted = [sum(counts[first : first + of_each]) for first in range(0, len(counts), of_each)]
         return [order[:number] for order, number in zip(decision.order, accepted, strict=True)]
@@ -292,10 +292,10 @@ def _gates(probabilities: Tensor, chosen: Tensor) -> Tensor:
     """Return the gates: 1, with the gradient of the chosen expert's probability. probabilities [B, T, P, n], chosen [B,
     T, P, 1] -> [P, N].
 
-    Mixtral divides by the sum of the chosen experts' probabilities. For one expert, this leaves 1 and nothing for the
-    router to learn from. So the gradient passes straight through, as if the gate were the probability (Bengio et al.
-    2013, arXiv 1308.3432). With the probability itself as the gate, as in Switch, the layer would not compute the same
-    as a Mixtral.
+    Mixtral divides by the sum of the chosen experts' probabilities. For one expert, the quotient is always 1, and the
+    router would get no gradient. So the gradient passes straight through, as if the gate were the probability (Bengio
+    et al. 2013, arXiv 1308.3432). With the probability itself as the gate, as in Switch, the layer would not compute
+    the same as a Mixtral.
     """
     probability = probabilities.gather(-1, chosen).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is exactly 0, while 1 + p - p need not be 1.

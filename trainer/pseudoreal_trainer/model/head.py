@@ -27,7 +27,8 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The final norm and an untied head; `model.loss` passes features through them, chunk by chunk."""
+    """The final norm and an untied head. `model.loss` applies the norm to all tokens, and the head to chunks of
+    tokens."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 Each chunk runs forward through the head and then backward, and leaves the gradients of its features and of the head's
 matrix (as in TorchTitan's ChunkedLossWrapper). The norm before the head is one pass over all tokens. If a micro-batch
-is one chunk, the operations and their order are those of a plain backward pass.
+is one chunk, the operations and their order are the same as in a plain backward pass.
 """
 
 from collections.abc import Callable, Sequence

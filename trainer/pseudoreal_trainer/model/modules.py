@@ -17,7 +17,7 @@ from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
-    """The module that computes all units of one kind, or the part of a module. `bind` selects the unit: the parameters
+    """The module, or the part of a module, that computes all units of one kind. `bind` selects the unit: the parameters
     become views of the unit's weights."""
 
     def __init__(self, module: nn.Module, unit: Unit) -> None:
@@ -53,8 +53,8 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 class Modules:
-    """The embedding, a block of each kind and the head; they compute with bound weights, in the compute dtype
-    `dtype`."""
+    """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
+    the compute dtype `dtype`."""
 
     def __init__(self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
@@ -120,8 +120,8 @@ class Modules:
 
     @property
     def experts(self) -> Experts | TopKExperts:
-        """Experts module of all layers: converts tokens to rows and rows to tokens, and computes the experts with bound
-        weights, which may be only some of a layer's experts."""
+        """Experts module that all layers share. Converts tokens to rows and rows to tokens, and computes the bound
+        experts: all or some of a layer's experts."""
         return self._mixture.experts
 
     @property
@@ -131,7 +131,7 @@ class Modules:
     def router_statistics(
         self, layer: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
     ) -> RouterStatistics | None:
-        """Return the router statistics of a training pass of this layer; None if it has no experts. If
+        """Return the router statistics of a training pass of this layer; None if the layer has no experts. If
         `choices_of_step` is None, all experts count as chosen equally often."""
         experts = self._model.experts
         if experts is None or not self._model.has_experts(layer):
@@ -178,7 +178,7 @@ def _prefix(unit: Unit) -> str:
 
 
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
-    """Replace the parameter of this name by an empty one, and return the new parameter."""
+    """Replace the parameter of this name by an empty parameter, and return the new parameter."""
     owner, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(torch.empty(0), requires_grad=module.get_parameter(name).requires_grad)
     setattr(module.get_submodule(owner), leaf, parameter)

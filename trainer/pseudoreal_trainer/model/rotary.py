@@ -21,8 +21,8 @@ def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Ten
     """Return the cosines and sines at these positions, [B, T] -> [B, 1, T, width of a head / 2]; the same for all
     heads.
 
-    Attention depends only on differences of positions, so in exact arithmetic their start does not matter. It matters
-    for rounding: with positions from 0, a document is rounded as in a row of its own.
+    Attention depends only on differences of positions, so in exact arithmetic their start does not matter. The start
+    matters for rounding: with positions from 0, a document is rounded as in a row of its own.
     """
     cosine, sine = rotation
     return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)

@@ -1,5 +1,5 @@
 """Top-k experts: each token goes to the experts that the router scores highest, as in Mixtral (arXiv 2401.04088) and
-DeepSeek (arXiv 2412.19437). No expert is ever full, so no token depends on another.
+DeepSeek (arXiv 2412.19437). Experts have no capacity limit, so the result for a token does not depend on other tokens.
 
 Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps, the
 bias grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, computed
@@ -24,7 +24,7 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class TopKExperts(StackedFeedForward):
-    """Experts of a layer, with the routing of each token to its top k."""
+    """Experts of a layer, with top-k routing."""
 
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(count, spec.hidden_size, spec.expert)

@@ -139,7 +139,7 @@ class ObjectOutput:
         self._finished = False
 
     def write(self, content: memoryview) -> None:
-        """Append content. Parts have equal size, as some servers require."""
+        """Append content. All parts but the last have equal size, as some servers require."""
         begin = 0
         with _asking(self._path):
             while begin < len(content):

@@ -57,7 +57,7 @@ class Progress(shards.Progress, Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that one process needs to know about a group."""
+    """Task of a worker process: a group of inputs, the options, and the output folder."""
 
     group: Group
     settings: Settings
@@ -123,7 +123,7 @@ def _remove_leftovers(work: Work, intact: int) -> None:
 def _write_shards(
     work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRecord, faults: Faults
 ) -> Iterator[Done]:
-    """Write and yield the shards after those of the record."""
+    """Write and yield the shards that the record does not list yet."""
     target = Target(
         work.folder, work.group.number, tokenizer.vocabulary, tokenizer.end_of_document, work.settings.sequence
     )

@@ -94,7 +94,7 @@ def prepare_groups(
 
 
 class _Worker:
-    """A worker process, seen from its parent."""
+    """The parent's handle of a worker process."""
 
     def __init__(self, shared: Any, tokenizer: TokenizerPath) -> None:
         self.connection, theirs = _CONTEXT.Pipe()
