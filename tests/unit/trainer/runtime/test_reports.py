@@ -274,11 +274,11 @@ def test_reports_arrive_again_after_the_endpoint_was_away(
 def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, folder: PodFolder) -> None:
     server.manner = "hangs"
     program = (
-        "import sys; from pathlib import Path; from pseudoreal_trainer.runtime import endpoint;"
+        "import sys; from pathlib import Path; from pseudoreal_trainer.runtime import reports;"
         "from pseudoreal_trainer.runtime.pod_folder import PodFolder;"
         "from pseudoreal_trainer.runtime.reports import reporting\n"
-        "endpoint._SECONDS = 600.0\n"
-        "with reporting(PodFolder(Path(sys.argv[1])), endpoint.Endpoint(sys.argv[2], *map(Path, sys.argv[3:]))):\n"
+        "reports._SECONDS = 600.0\n"
+        "with reporting(PodFolder(Path(sys.argv[1])), reports.Endpoint(sys.argv[2], *map(Path, sys.argv[3:]))):\n"
         "    sys.stdin.read()\n"
         "sys.exit(75)"
     )
