@@ -3,8 +3,8 @@
 The sequences of a step stay the same, and so do the losses. No rank has more sequences in memory at a time than with
 all workers, so with fewer workers only the state takes more memory.
 
-Whether a number of workers fits is decided by a few divisions, without trying layouts: the operator decides it for
-phases of up to 10,000 workers in every reconcile pass.
+A few divisions decide whether a number of workers fits, without trying layouts: the operator checks phases of up to
+10,000 workers in every reconcile pass.
 """
 
 from bisect import bisect_left, bisect_right

@@ -103,7 +103,8 @@ class Takeover(_Said):
 class Membership(_Said):
     """Worker assignment of an execution, valid from a restart in place on.
 
-    Only the operator changes the assignment. The operator writes the assignment into the status before sending the assignment to a pod.
+    Only the operator changes the assignment. Before sending an assignment to a pod, the operator writes the assignment
+    into the status.
     """
 
     restart: int = Field(

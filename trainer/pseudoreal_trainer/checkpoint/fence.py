@@ -12,10 +12,10 @@ class Fence:
     """Identity of ranks that may commit, checked before each commit: execution, phase and membership.
 
     The phase is the position of the phase that the ranks train or delink into. An execution keeps its number from stage
-    to stage, so identities are ordered: ranks of an earlier execution stop, and so do ranks of an earlier phase of the
-    same execution, or of an earlier membership in the same phase. The membership is the number of the latest in-place
-    restart in which a spare pod became a worker; the replaced pod may still run on an unreachable node. In-place
-    restarts that replace no pod need no membership, because no rank from before such a restart is alive.
+    to stage. Identities are ordered by execution, then phase, then membership. Ranks with an earlier identity stop. The
+    membership is the number of the latest in-place restart in which a spare pod became a worker; the replaced pod may
+    still run on an unreachable node. In-place restarts that replace no pod need no membership, because no rank from
+    before such a restart is alive.
     """
 
     work_directory: StoragePath

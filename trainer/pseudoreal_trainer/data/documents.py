@@ -43,8 +43,8 @@ def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Count
 
 
 def document_lengths(windows: Tokens, end: int) -> NDArray[np.int64]:
-    """Return the length in tokens of each document, or part of one, among the inputs of the windows, [n, T + 1], in
-    order."""
+    """Return the lengths in tokens of all documents, or parts of documents, in the inputs of the windows, in order: [n,
+    T + 1] -> [documents]."""
     begins = np.ones((len(windows), windows.shape[1] - 1), np.bool_)
     begins[:, 1:] = windows[:, :-2] == end
     return np.diff(np.flatnonzero(begins), append=begins.size)

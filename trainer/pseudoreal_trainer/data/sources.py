@@ -121,8 +121,8 @@ Step = Mapping[Part, Places]
 class StepOrder:
     """Locations of the samples of consecutive steps. Each step is requested once, in order.
 
-    A numpy call takes as long for one number as for a thousand, and the keyed permutation makes some hundred calls. The
-    samples of many steps are therefore located at once.
+    A numpy call takes as long for one number as for a thousand, and the keyed permutation makes about a hundred calls.
+    The samples of many steps are therefore located at once.
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], Sequence[Part]], stride: int) -> None:

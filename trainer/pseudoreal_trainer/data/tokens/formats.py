@@ -1,5 +1,5 @@
-"""Token files of a folder in any of the formats, and the check that their documents end with the token used in training
-as the end of a document."""
+"""Opens the token files of a folder, in any of the formats, and checks that the documents end with the end-of-document
+token of the training."""
 
 from collections.abc import Iterator
 from typing import Any, Literal

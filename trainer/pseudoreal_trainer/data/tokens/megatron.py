@@ -156,8 +156,8 @@ def verify(index: MegatronIndex) -> None:
 
 
 def documents_without_end(index: MegatronIndex, tokens: StoragePath, end: int, most: int) -> int:
-    """Return the number of documents that do not end with the end-of-document token, out of at most `most` checked
-    ones, spread evenly over the file."""
+    """Check at most `most` documents, spread evenly over the file. Return the number of documents that do not end with
+    the token `end`."""
     found, width = 0, index.dtype.itemsize
     count = min(most, index.documents)
     for number in range(count):

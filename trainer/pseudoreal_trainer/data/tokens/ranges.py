@@ -28,7 +28,7 @@ _MOST_REQUESTED = 16 << 20
 
 
 class Blocks(NamedTuple):
-    """How objects are cut into blocks. Blocks are requested and cached as a whole. Blocks are counted over all runs as
+    """How objects are cut into blocks. Blocks are requested and cached as a whole. Blocks are numbered over all runs as
     if the runs were contiguous, so that blocks can coincide with the blocks of a window order."""
 
     size: int = 64 << 10
