@@ -16,8 +16,8 @@ LABEL_STAGE = f"{GROUP}/stage"
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
 """Annotation of a Job: the last possible steps of its phase and of the job, as PHASE/JOB."""
 ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
-"""Annotation of a Job with pods that must avoid certain nodes after a rejection: the deadline of the wait for other
-nodes."""
+"""Annotation of a Job with pods that must avoid certain nodes after a rejection: time until which the last of these
+nodes is excluded."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"

@@ -24,7 +24,7 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
-"""Seconds for the operator to end an execution itself after a time limit of spec.hang has passed."""
+"""Seconds that the operator has to end an execution after a time limit of spec.hang, before ranks end by themselves."""
 
 
 class UnresolvableJob(ValueError):
@@ -195,7 +195,7 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Return whether the phase at `index` >= 1 has more blocks or sets of experts than the phase before."""
+    """Return whether the phase at `index` >= 1 has other numbers of blocks or sets of experts than the phase before."""
     before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
     return _owners(spec.model, before) != _owners(spec.model, after)
 

@@ -140,7 +140,7 @@ class ProgressReport(BaseModel):
     """Last possible step of the last phase of the job."""
     tokens: int
     loss: float | None
-    """Loss of the newest step with a finite loss."""
+    """Training loss of the newest step with a finite loss, in nats per token."""
     z_loss: float | None = None
     """z-loss times its factor, averaged over the tokens of this step. Not contained in `loss`. None if the job has no
     z-loss."""
@@ -199,12 +199,12 @@ class ProgressReport(BaseModel):
     teraflops_per_second: float = 0.0
     """Rate of each rank in 10**12 model floating-point operations per second.
 
-    Counted are the forward pass, twice as much for the backward pass, and attention to the preceding half of the
+    The rate counts the forward pass, twice as much for the backward pass, and attention to the preceding half of the
     tokens; recomputation is not counted.
     """
     mfu: float | None = None
-    """Model FLOPs utilization: the rate as a share of the device's bfloat16 peak; None for other types, and if the peak
-    is unknown."""
+    """Model FLOPs utilization: the rate as a share of the device's bfloat16 peak; None for other compute types, and if
+    the peak is unknown."""
     device_bytes: int | None = None
     """Peak memory of tensors on the first rank's device so far; None without a GPU."""
     host_bytes: int | None = None

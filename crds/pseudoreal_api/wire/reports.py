@@ -21,7 +21,7 @@ REPORT_AUDIENCE = "operator.pseudoreal.dev"
 REPORT_PATH = "/v1/report"
 REPORT_AUTHORITIES = "Pseudoreal-Authorities"
 """Request header with the digest of the CA certificates trusted by the pod. Without the header, the operator's answer
-names no other certificates."""
+contains no certificates."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: URL for its reports. If unset, the pod sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"

@@ -22,7 +22,7 @@ class Fence:
     execution: int
     membership: int = 0
     phase: int = 0
-    """Position of the phase in the job."""
+    """Position of the phase in the job, counted from 0."""
 
     def claim(self) -> None:
         """Record this identity, so that ranks with an earlier identity can no longer commit.

@@ -92,7 +92,8 @@ def attend_within(
     documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
     """Return values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w]
-    -> [B, T, heads * w], B at least 1. `mask`: of the sliding window.
+    -> [B, T, heads * w], B at least 1. `mask`: from `window_mask`. `window`: size of the sliding window in tokens;
+    None: no window.
 
     Attention is called once per document, with the kernels for whole sequences. No mask over all pairs of tokens is
     needed, and the time grows with the squares of the documents' lengths.

@@ -149,8 +149,8 @@ class RoutingDecision:
     is_refused: Tensor | None
     """Whether the chosen expert is full and refuses the token, [B, T, P, 1]; None: experts are never full."""
     order: Tensor
-    """Sorted by expert: for prototypes [P, N], indices of tokens, refused tokens last; for top k [N * k], indices of
-    choices, where choice j of token n is n * k + j."""
+    """Indices, sorted by expert. For prototypes: indices of tokens, refused tokens last, [P, N]. For top k: indices of
+    choices, where choice j of token n is n * k + j, [N * k]."""
     counts: Tensor
     """Number of tokens that each expert accepts: for prototypes [P, n], for top k [experts]."""
     unbiased_counts: Tensor | None = None
@@ -171,7 +171,7 @@ class Routes:
 
     decision: RoutingDecision
     weights: Tensor
-    """With gradient: for prototypes [P, N], for top k [N, k]."""
+    """Weights of the experts' outputs, with gradient: for prototypes [P, N], for top k [N, k]."""
 
 
 class Experts(StackedFeedForward):

@@ -21,7 +21,7 @@ IGNORED = -100
 """Target of a token that is left out of the loss, as in `F.cross_entropy`."""
 
 Take = Callable[[Tensor, Tensor], None]
-"""Receives a part of a parameter's gradient, in the parameter's shape and in the compute dtype."""
+"""Called with a parameter and a part of its gradient, which has the parameter's shape and the compute dtype."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights. `weights` has a parameter that several blocks share once."""
+    """Load the weights. A parameter that several blocks share appears once."""
     assert weights.keys() == dict(model.named_parameters()).keys(), "the keys are the model's parameters"
     model.load_state_dict(weights, strict=False)
 

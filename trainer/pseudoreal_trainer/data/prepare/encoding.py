@@ -14,7 +14,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 @dataclass(frozen=True, slots=True)
 class Document:
     tokens: NDArray[np.unsignedinteger]
-    """[n], without the end token."""
+    """Tokens of the document without the end token, [n]."""
     text_bytes: int
 
 

@@ -119,7 +119,7 @@ def _size(files: tuple[Path, ...]) -> int:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the suffix that determines the reader."""
+    """Return the suffix that determines the reader; None: there is no reader for the file."""
     if path.suffix in _COMPRESSED:
         inner = Path(path.stem).suffix
         return inner if inner in _WITH_COMPRESSION else None

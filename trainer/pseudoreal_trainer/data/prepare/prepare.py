@@ -39,7 +39,7 @@ class Prepared:
     index: Index
     malformed: int
     padding: int
-    """Number of tokens that only pad rows."""
+    """Number of padding tokens in all shards."""
 
 
 def prepare(

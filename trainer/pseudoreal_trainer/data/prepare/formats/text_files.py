@@ -82,7 +82,8 @@ def _too_long() -> Text:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
-    """Yield lines without line ends, None for a line that is too long, each with the bytes of the file read so far."""
+    """Yield each line without its line end, and the number of bytes of the file read so far. None: the line is too
+    long."""
     begun = _Line()
     position = 0
     for content, position in read_chunks(file):
