@@ -55,7 +55,8 @@ Quantity = Annotated[
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Return the schema extension for a map list: server-side apply merges it by key, and duplicates are refused."""
+    """Return the schema extension for a map list: server-side apply merges the list by key, and duplicates are
+    refused."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 

@@ -1,6 +1,6 @@
 """Requests to a Kubernetes API server, as data: paths, queries, content types. Pure.
 
-The operator sends them with asyncio, the command line without; each bounds and decodes the answers itself.
+The operator sends the requests with asyncio, the command line without. Each limits and decodes the responses itself.
 """
 
 from dataclasses import dataclass, replace
@@ -45,16 +45,17 @@ class Request:
     accept: str = f"{JSON}, */*"
 
     def page(self, size: int, following: str | None) -> "Request":
-        """Return the request for one page of a list; `following` is the token of the page before, if there is one."""
+        """Return the request for one page of a list. `following`: continue token of the page before; None: the first
+        page."""
         query = (*self.query, ("limit", str(size)), *((("continue", following),) if following else ()))
         return replace(self, query=query)
 
     def metadata_only(self) -> "Request":
-        """Return the request with metadata in place of each object of the answer."""
+        """Return the request for a response with only the metadata of each object."""
         return replace(self, accept=_METADATA)
 
     def list_metadata_only(self) -> "Request":
-        """Return the request of a list with metadata in place of each of its objects."""
+        """Return the request for a list with only the metadata of each object."""
         return replace(self, accept=_LIST_OF_METADATA)
 
 
@@ -63,15 +64,16 @@ def get(kind: str, namespace: str | None, name: str) -> Request:
 
 
 def list_of(kind: str, namespace: str | None, selector: str = "", *, fields: str = "", name: str = "") -> Request:
-    """Return the request for all objects of a kind. `namespace`: None for all. `selector`, `fields`: label and field
-    selectors; `name`: only the object of this name."""
+    """Return the request for all objects of a kind. `namespace`: None: all namespaces. `selector`, `fields`: label and
+    field selectors; `name`: only the object of this name."""
     query = [("labelSelector", selector)] if selector else []
     fields = f"metadata.name={name}" if name else fields
     return Request("GET", path_of(kind, namespace), (*query, *([("fieldSelector", fields)] if fields else [])))
 
 
 def watch(kind: str, namespace: str | None, selector: str, version: str, seconds: int, *, name: str = "") -> Request:
-    """Return the request for the changes after `version`, with bookmarks. The API server ends it after `seconds`."""
+    """Return the request for the changes after `version`, with bookmarks. The API server ends the watch after
+    `seconds`."""
     query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(seconds))]
     query += [("labelSelector", selector), ("resourceVersion", version)]
     query += [("fieldSelector", f"metadata.name={name}")] if name else []
@@ -79,8 +81,8 @@ def watch(kind: str, namespace: str | None, selector: str, version: str, seconds
 
 
 def create(kind: str, namespace: str, body: Json, manager: str, *, strict: bool, dry_run: bool) -> Request:
-    """Return the request to create an object. `dry_run`: the API server answers as it would, and stores nothing.
-    `strict`: it rejects unknown fields, which it would otherwise drop."""
+    """Return the request to create an object. `dry_run`: the API server validates the object and stores nothing.
+    `strict`: the API server rejects unknown fields instead of dropping them."""
     query = [("fieldManager", manager)]
     query += [("dryRun", "All")] if dry_run else []
     query += [("fieldValidation", "Strict")] if strict else []
@@ -101,8 +103,9 @@ def merge_patch(kind: str, namespace: str, name: str, patch: Json, manager: str 
 
 def delete(kind: str, namespace: str, name: str, uid: str = "", grace_seconds: int | None = None) -> Request:
     """Return the request to delete an object and, in the background, all objects that it owns. `uid`: only the object
-    with this uid. `grace_seconds`: grace period of a pod, in place of its own."""
-    # All options in the body: with a body the API server reads no query, and would leave the children of a Job.
+    with this uid. `grace_seconds`: grace period of a pod; None: the period in its spec."""
+    # All options are in the body: with a body, the API server ignores the query. A propagation policy in the query
+    # would be lost, and the children of a Job would stay.
     options: Json = {"propagationPolicy": "Background"}
     options |= {"preconditions": {"uid": uid}} if uid else {}
     options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
@@ -124,9 +127,9 @@ def plural_of(kind: str) -> str:
 
 
 def path_of(kind: str, namespace: str | None, *rest: str) -> str:
-    """Return the path of a collection, or of an object in it. `namespace`: None for all. `rest`: name and subresource;
-    empty ones are left out. `kind`: with the API version, as "PodGroup scheduling.x-k8s.io/v1alpha1", for a kind that
-    several projects have."""
+    """Return the path of a collection, or of an object in a collection. `kind`: a key of COLLECTIONS; for a kind that
+    several projects define, kind and API version, such as "PodGroup scheduling.x-k8s.io/v1alpha1". `namespace`: None:
+    all namespaces. `rest`: name and subresource; empty parts are left out."""
     name, _, version = kind.partition(" ")
     prefix, plural = (f"apis/{version}", f"{name.lower()}s") if version else COLLECTIONS[kind]
     scope = ["namespaces", namespace] if namespace else []

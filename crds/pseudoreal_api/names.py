@@ -16,8 +16,8 @@ LABEL_STAGE = f"{GROUP}/stage"
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
 """Annotation of a Job: the last possible steps of its phase and of the job, as PHASE/JOB."""
 ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
-"""Annotation of a Job with pods that must avoid certain nodes after a rejection: the deadline of the wait for other
-nodes."""
+"""Annotation of a Job with pods that must avoid certain nodes after a rejection: time until which the last of these
+nodes is excluded."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
@@ -36,7 +36,7 @@ RENDEZVOUS_SECRET_DIRECTORY = "/var/run/secrets/rendezvous.pseudoreal.dev"
 RENDEZVOUS_SECRET_FILE = "secret"
 """Name of the secret's file, and its key in the Secret."""
 SECRET_BYTES = 32
-"""Bytes of the secret: the operator generates this number, and a trainer requires at least as many."""
+"""Length of the secret in bytes. The operator generates secrets of this length; a trainer accepts longer ones, too."""
 
 RESERVED_ENV = (
     "RANK",
@@ -76,7 +76,8 @@ def network_name(job: str, uid: str) -> str:
 def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
     """Return the name of a phase's PodGroup, the same for all its executions.
 
-    `terms` are the remaining contents of the PodGroup. A PodGroup is never changed: other terms give another name.
+    `terms`: the remaining contents of the PodGroup, as text. A PodGroup is never changed: other terms give another
+    name.
     """
     end = f"-{_digest(uid, phase, terms)}"
     return f"{job}-{phase}"[: HOST_NAME_CHARACTERS - len(end)].rstrip("-") + end

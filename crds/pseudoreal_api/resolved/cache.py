@@ -11,7 +11,7 @@ A = TypeVar("A")
 
 
 def cache_per_object(function: Callable[Concatenate[S, P], A]) -> Callable[Concatenate[S, P], A]:
-    """Return the pure function with a cache per subject, its first argument.
+    """Return the pure function with one cache per subject. The subject is the first argument.
 
     A subject is frozen and identified by identity: two equal subjects have separate caches. Exceptions are not cached.
     """

@@ -43,8 +43,8 @@ class CheckpointPolicy(ApiModel):
 
 
 class DiscardConfig(ApiModel):
-    """Range of checkpoints excluded from resuming: from executions before `before_execution`, with `from_step` or a
-    later step."""
+    """Checkpoints excluded from resuming: checkpoints at step `from_step` or later, written by executions before
+    `before_execution`."""
 
     before_execution: int = Field(description="Number of an execution.")
     from_step: int = Field(description="A step, from the job's start.")

@@ -3,8 +3,8 @@
 The sequences of a step stay the same, and so do the losses. No rank has more sequences in memory at a time than with
 all workers, so with fewer workers only the state takes more memory.
 
-Whether a number of workers fits is decided by a few divisions, without trying layouts: the operator decides it for
-phases of up to 10,000 workers in every reconcile pass.
+A few divisions decide whether a number of workers fits, without trying layouts: the operator checks phases of up to
+10,000 workers in every reconcile pass.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,8 +34,8 @@ def resized(spec: PseudoRealJobSpec, index: int, workers: int) -> PseudoRealJobS
 def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
     """Return the phase laid out over `workers` workers, at most as many as in the spec.
 
-    It has the fewest micro-batches, at least as many as in the spec, for which no rank has more sequences at a time
-    than with all workers. Raises UnresolvableJob.
+    The phase gets the fewest micro-batches for which no rank has more sequences at a time than with all workers, but at
+    least as many as in the spec. Raises UnresolvableJob.
     """
     layouts, fewer = _Layouts.of(spec, phase), phase.model_copy(update={"workers": workers})
     ranks = rank_counts(spec, fewer)

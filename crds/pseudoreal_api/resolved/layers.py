@@ -42,9 +42,9 @@ def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
 
 @dataclass(frozen=True)
 class ExpertSets(Collection[int]):
-    """Set numbers in `experts_of_layers`, in memory independent of the number of layers.
+    """The set numbers that `experts_of_layers` returns, without a list of all layers.
 
-    The operator computes them for each phase in each reconcile pass.
+    The operator computes the set numbers for each phase in each reconcile pass.
     """
 
     groups: int

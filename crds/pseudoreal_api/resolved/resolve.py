@@ -24,7 +24,7 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
-"""Seconds for the operator to end an execution itself after a time limit of spec.hang has passed."""
+"""Seconds that the operator has to end an execution after a time limit of spec.hang, before ranks end by themselves."""
 
 
 class UnresolvableJob(ValueError):
@@ -55,7 +55,7 @@ class _Stage(TypedDict):
 
 
 class _Course(TypedDict):
-    """Position of a phase in the job: fields depending on the phases before and after it."""
+    """Fields of a phase's configuration that depend on the phases before and after."""
 
     index: int
     phase_steps: int
@@ -161,8 +161,8 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
 def collective_seconds(hang: Hang) -> int:
     """Return the seconds after which a rank aborts a collective.
 
-    The limit exceeds every wait allowed by `hang`; a checkpoint may lie between two steps. So the operator, knowing the
-    state of each rank, ends a hang first. This limit is for training without an operator.
+    The limit exceeds every wait that `hang` allows, including a checkpoint between two steps. So the operator, which
+    knows the state of each rank, ends a hang first. The limit takes effect without an operator.
     """
     return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
@@ -195,7 +195,7 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Return whether the phase at `index` >= 1 has more blocks or sets of experts than the phase before."""
+    """Return whether the phase at `index` >= 1 has other numbers of blocks or sets of experts than the phase before."""
     before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
     return _owners(spec.model, before) != _owners(spec.model, after)
 
@@ -354,8 +354,8 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
 
 
 def knows_choices_in_time(spec: PseudoRealJobSpec, phase: Phase, micro_batches: int) -> bool:
-    """Return whether all micro-batches pass a layer's router before any backward pass of the layer, where this order
-    matters."""
+    """Return whether all micro-batches pass a layer's router before any backward pass of the layer. True if no loss
+    needs this order."""
     in_order = phase.parallelism.schedule in ("Layered", "GPipe")
     return not spec.model.balances_steps or micro_batches == 1 or in_order
 
@@ -379,7 +379,7 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
 
 
 def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
-    """Raise UnresolvableJob if torch's ScheduleInterleaved1F1B, the order of this schedule, does not accept the
+    """Raise UnresolvableJob if torch's ScheduleInterleaved1F1B, which defines the order of this schedule, rejects the
     numbers."""
     if layers % pipeline:
         raise UnresolvableJob(

@@ -1,4 +1,4 @@
-"""Validates a job without an API server: with the same models, the same CEL rules and the same sentences."""
+"""Validates a job without an API server, with the same models, CEL rules and error messages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ class InvalidJob(ValueError):
 
 
 def check_job(body: dict[str, Any]) -> PseudoRealJob:
-    """Return the job described by `body`. Raises InvalidJob with every sentence of `kubectl apply`."""
+    """Return the job described by `body`. Raises InvalidJob with all error messages that `kubectl apply` would show."""
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
         raise InvalidJob(
             f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"

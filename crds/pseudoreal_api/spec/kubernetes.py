@@ -1,7 +1,7 @@
 """Structural schemas of the Kubernetes core/v1 types in a PseudoRealJob, with a size limit for every list and map.
 
 core_types.py has the types as an API server publishes them. The limits keep an object cheap to read: a tenant could
-fill an object of 1.5 MB with lists of empty entries, at a cost of some hundred bytes each for a reader. Strings have no
+fill an object of 1.5 MB with lists of empty entries, and each entry costs a reader a few hundred bytes. Strings have no
 limit besides the size of the object, because their cost is their length.
 """
 
@@ -12,7 +12,7 @@ from pseudoreal_api.spec.core_types import TYPES
 Json = dict[str, Any]
 
 EMBEDDED = "x-embedded"
-"""Key marking the schema of a field as structural already."""
+"""Key that marks the schema of a field as already structural."""
 MOST_ITEMS = 64
 """Maximum number of items of a list, or entries of a map, unless `_MOST` has another limit."""
 _MOST = {

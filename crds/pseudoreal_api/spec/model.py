@@ -356,7 +356,7 @@ class Model(ApiModel):
         """Number of tokens of a sequence accepted by an expert of a prototype: `capacityFactor` times its even share,
         rounded up.
 
-        The capacity is computed for a training sequence even if a shorter one is read: a prefix is computed exactly as
+        The capacity for a training sequence also applies to shorter sequences, so that a prefix is computed exactly as
         in the whole sequence.
         """
         assert self.experts is not None, "callers ask for the capacity only of a model with experts"
@@ -385,7 +385,7 @@ class Model(ApiModel):
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def window_of(self, layer: int) -> int | None:
-        """Return the attention window of the layer in tokens; None if each token attends to all earlier ones."""
+        """Return the attention window of the layer in tokens; None if each token attends to all earlier tokens."""
         window = self.attention.window
         return None if window is None or (window.layers and layer not in window.layers) else window.size
 

@@ -1,4 +1,4 @@
-"""Spec of faults, hangs, time limits and cleanup."""
+"""Spec of restarts, hang detection, deadlines and cleanup."""
 
 from typing import Annotated, Literal
 

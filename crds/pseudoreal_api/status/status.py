@@ -42,7 +42,7 @@ class Condition(StatusModel):
     reason: str = Field(
         max_length=1024,
         description="reason is one word for programs.",
-        # For the API server alone: an operator must be able to read what is stored.
+        # Only in the schema, not in the model: an operator must be able to read any stored reason.
         json_schema_extra={"pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
     )
     message: str = Field(

@@ -1,8 +1,8 @@
 """Compatibility between an operator and a trainer of different releases.
 
-A trainer ignores unknown fields of its configuration. Fields with influence on the training must not be ignored: for
-them the configuration requires the contract number of their introduction, and a trainer with a lower number ends with
-an error sentence.
+A trainer ignores unknown fields of its configuration. Fields that affect the training must not be ignored. If such a
+field is set, the configuration requires the contract number of the release that introduced the field. A trainer with a
+lower number ends with an error message.
 """
 
 import json
@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 4
-"""Contract number of this release; release 0.3.0 has 3. It rises by one with each release with new binding fields in a
-configuration."""
+"""Contract number of this release; release 0.3.0 has 3. A release that adds binding fields to a configuration raises
+the number by one."""
 
 REMEDY = "set spec.pod.image, while the job is suspended, to the trainer of the operator's release, or leave it out"
 
@@ -38,7 +38,7 @@ class ContractError(ValueError):
 
 
 def with_contract(config: BaseModel) -> Json:
-    """Return the configuration as JSON, with the required contract and the fields requiring it."""
+    """Return the configuration as JSON, with the required contract number, and the fields that require it."""
     needs = _needs(config)
     data: Json = config.model_dump(mode="json", by_alias=True, exclude_none=True)
     return data | {"contractVersion": max(needs.values(), default=3), "needs": needs}

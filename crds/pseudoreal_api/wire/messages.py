@@ -116,7 +116,7 @@ class CheckpointCost(BaseModel):
     """Seconds from the end of the step to the commit of the checkpoint."""
     bytes_per_second: float
     stall_seconds: float
-    """Upper bound of the seconds of training blocked by the checkpoint on the first rank."""
+    """Upper bound on the seconds for which the checkpoint blocked training on the first rank."""
 
 
 class Sample(BaseModel):
@@ -140,13 +140,13 @@ class ProgressReport(BaseModel):
     """Last possible step of the last phase of the job."""
     tokens: int
     loss: float | None
-    """Loss of the newest step with a finite loss."""
+    """Training loss of the newest step with a finite loss, in nats per token."""
     z_loss: float | None = None
-    """Mean z-loss over the tokens of this step, including its factor and not contained in `loss`; None if the job has
-    none."""
+    """z-loss times its factor, averaged over the tokens of this step. Not contained in `loss`. None if the job has no
+    z-loss."""
     auxiliary_loss: float | None = None
-    """Auxiliary loss of all layers including its factor, averaged over the sequences of this step and not contained in
-    `loss`; None if the job has none."""
+    """Auxiliary losses of experts (balance and router z-loss) times their factors, summed over layers and averaged over
+    the tokens of this step. Not contained in `loss`. None if the job has no such loss."""
     expert_load_max: float | None = None
     """Largest load of an expert in this step, over all layers: its tokens as a multiple of the mean over its layer's
     experts. 1 is balance. None if there are no experts."""
@@ -159,21 +159,20 @@ class ProgressReport(BaseModel):
     router_entropy: float | None = None
     """Entropy of the router probabilities in this step in nats, averaged over tokens, prototypes and layers.
 
-    It is the logarithm of a prototype's number of experts if all are equally probable, and 0 if one expert has all
-    probability.
+    The entropy is log(experts of a prototype) if all are equally probable, and 0 if one expert has the probability 1.
     """
     validation_loss: float | None = None
-    """Validation loss in nats per token. In the log it is the newest known one; metrics.jsonl has it only on lines of
+    """Validation loss in nats per token. In the log: the newest validation loss. In metrics.jsonl: set only on lines of
     steps with a validation."""
     validation_losses: dict[str, float] | None = None
-    """Name of a set in data.validation.sets -> validation loss in nats per token. Only on lines of metrics.jsonl of
+    """Name of a set in data.validation.sets -> validation loss in nats per token. Set only on metrics.jsonl lines of
     steps with a validation; None elsewhere, and if the corpus is text."""
     bits_per_byte: dict[str, float] | None = None
-    """Validation losses in bits per byte of text, comparable between tokenizers; None if the tokenizer is unknown. A
-    text is one set named `text`."""
+    """Name of a set -> validation loss in bits per byte of text, which is comparable between tokenizers; None if the
+    tokenizer is unknown. A corpus of text has one set, named `text`."""
     samples: list[Sample] | None = None
-    """Generated continuations of the prompts in data.validation.samples, on lines of metrics.jsonl of steps with a
-    validation; None if the job has no prompts."""
+    """Generated continuations of the prompts in data.validation.samples. Set only on metrics.jsonl lines of steps with
+    a validation; None elsewhere, and if the job has no prompts."""
     learning_rate: float
     tokens_per_second: float
     step_seconds: float = 0.0
@@ -185,33 +184,33 @@ class ProgressReport(BaseModel):
     global_cursor: int
     """Samples consumed since the start of the job."""
     skipped_steps: int = 0
-    """Steps since the start of the job with wholly or partly skipped updates, because a loss or gradient was not
+    """Number of steps since the start of the job that skipped some or all updates, because a loss or gradient was not
     finite."""
     data_seconds: float = 0.0
     """Seconds of this step spent by the first rank waiting for samples."""
     waited_seconds: float = 0.0
     """Seconds of this step during which gradient reductions and unit updates blocked the first rank's main thread."""
     waits: dict[str, float] = {}
-    """Part of `seconds` spent waiting by the first rank's main thread, by cause: `data`, `reductions` of gradients
-    between ranks, and `updates` of units in their home."""
+    """Cause -> part of `seconds` for which the first rank's main thread waited: `data`, `reductions` of gradients
+    between ranks, `updates` of units in their home."""
     gradient_norm: float | None = None
     """L2 norm of the step's whole gradient before clipping; None if clipping.mode is not Global, or the norm is not
     finite."""
     teraflops_per_second: float = 0.0
     """Rate of each rank in 10**12 model floating-point operations per second.
 
-    Counted are the forward pass, twice as much for the backward pass, and attention to the preceding half of the
+    The rate counts the forward pass, twice as much for the backward pass, and attention to the preceding half of the
     tokens; recomputation is not counted.
     """
     mfu: float | None = None
-    """Model FLOPs utilization: the rate as a share of the device's bfloat16 peak; None for other types, and if the peak
-    is unknown."""
+    """Model FLOPs utilization: the rate as a share of the device's bfloat16 peak; None for other compute types, and if
+    the peak is unknown."""
     device_bytes: int | None = None
     """Peak memory of tensors on the first rank's device so far; None without a GPU."""
     host_bytes: int | None = None
     """Peak host memory of the first rank's process so far."""
     gradient_correlations: list[float] | None = None
     """Cosines between the gradients of neighbouring layers of a block, lowest layers first; None if this step did not
-    check."""
+    compute them."""
     checkpoint: CheckpointCost | None = None
     """Checkpoint committed since the previous line; None if there was none."""

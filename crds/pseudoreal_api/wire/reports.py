@@ -21,7 +21,7 @@ REPORT_AUDIENCE = "operator.pseudoreal.dev"
 REPORT_PATH = "/v1/report"
 REPORT_AUTHORITIES = "Pseudoreal-Authorities"
 """Request header with the digest of the CA certificates trusted by the pod. Without the header, the operator's answer
-names no other certificates."""
+contains no certificates."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: URL for its reports. If unset, the pod sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
@@ -38,7 +38,7 @@ Activity = Literal["starting", "computing", "waiting", "ended"]
 
 
 MOST_SECONDS = 1e10
-"""Largest number of seconds accepted: further in the past, datetime has no dates."""
+"""Largest number of seconds accepted: datetime cannot represent times further in the past."""
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
@@ -50,7 +50,7 @@ class _Said(ApiModel):
 
 
 class RankReport(_Said):
-    """Newest heartbeat of one rank's main thread. Its ages are measured by the clock of the rank's own machine."""
+    """Newest heartbeat of one rank's main thread. Ages are measured with the clock of the rank's machine."""
 
     rank: int = Field(ge=0, le=MOST_RANKS, description="Number of the rank among all ranks of the execution.")
     activity: str = Field(
@@ -103,7 +103,8 @@ class Takeover(_Said):
 class Membership(_Said):
     """Worker assignment of an execution, valid from a restart in place on.
 
-    The operator alone decides on it, and writes it into the status before it tells any pod.
+    Only the operator changes the assignment. Before sending an assignment to a pod, the operator writes the assignment
+    into the status.
     """
 
     restart: int = Field(

@@ -1,5 +1,5 @@
-"""Delink: give every layer that no longer shares a block a block of its own, without copying. The new checkpoint is a
-manifest that maps each block to bytes of the old checkpoint."""
+"""Delink: split shared blocks into blocks that fewer layers share, without copying. The new checkpoint is a manifest
+that maps each block to bytes of an older checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 def delink(config: DelinkConfig) -> TerminationMessage:
-    """Commit the first checkpoint of `config.phase`; if it already exists, only verify it.
+    """Commit the first checkpoint of `config.phase`. If this checkpoint already exists and is intact, commit nothing.
 
     Raises TrainingError if the phase before has no complete checkpoint, or its checkpoints are corrupt.
     """
@@ -99,13 +99,16 @@ def block_sources(before: Sequence[int | None], after: Sequence[int | None], wha
 
 @dataclass(frozen=True)
 class _Change:
-    """Number of each block and expert set of the next phase -> number of its source in this phase."""
+    """Change of the sharing of blocks and expert sets from this phase to the next."""
 
     blocks: dict[int, int]
+    """Number of each block of the next phase -> number of its source in this phase."""
     experts: dict[int, int]
+    """The same mapping for expert sets; empty without experts."""
     block_uses: float
     """Number of blocks in the next phase divided by the number in this phase."""
     expert_uses: float
+    """The same ratio for expert sets; 1 without experts."""
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
@@ -123,13 +126,14 @@ class _Change:
         return self.block_uses == self.expert_uses == 1
 
     def divides(self, unit: str) -> bool:
-        """Return True if units of this kind, blocks or experts, are split among layers that shared them."""
+        """Return True if the number of blocks changes, or the number of expert sets if `unit` is an expert set."""
         return (self.expert_uses if are_experts(unit) else self.block_uses) != 1
 
 
 @dataclass(frozen=True)
 class _Divisors:
-    """Divisors of the first and second moments, of blocks and of experts."""
+    """Divisors by which the stored moments are divided. Pairs: first moments, second moments; 0: the moments are
+    zero."""
 
     blocks: tuple[float, float]
     experts: tuple[float, float]
@@ -160,8 +164,8 @@ class _Divisors:
 
 
 def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
-    """Return tensor of a block -> square of the block's gradient divided by the square of the gradient of a block of
-    the next phase. `blocks` and `experts`: the divisors used where the gradient was zero."""
+    """Return name of a tensor -> divisors of its second moments: measured square of the shared tensor's gradient,
+    divided by the measured square for the next phase. `blocks` and `experts`: divisors where the latter is zero."""
     if source.updates.blocks == 0:
         return {}
     found = source.measurement

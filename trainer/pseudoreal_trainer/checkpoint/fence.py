@@ -1,4 +1,4 @@
-"""Fence: replaced ranks must not commit checkpoints that their successors do not expect."""
+"""Fence: keeps replaced ranks from committing checkpoints that their successors do not expect."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ class Fence:
     """Identity of ranks that may commit, checked before each commit: execution, phase and membership.
 
     The phase is the position of the phase that the ranks train or delink into. An execution keeps its number from stage
-    to stage, so identities are ordered: ranks of an earlier execution stop, and so do ranks of an earlier phase of the
-    same execution, or of an earlier membership in the same phase. The membership is the number of the latest in-place
-    restart in which a spare pod became a worker; the replaced pod may still run on an unreachable node. In-place
-    restarts that replace no pod need no membership, because no rank from before such a restart is alive.
+    to stage. Identities are ordered by execution, then phase, then membership. Ranks with an earlier identity stop. The
+    membership is the number of the latest in-place restart in which a spare pod became a worker; the replaced pod may
+    still run on an unreachable node. In-place restarts that replace no pod need no membership, because no rank from
+    before such a restart is alive.
     """
 
     work_directory: StoragePath
     execution: int
     membership: int = 0
     phase: int = 0
-    """Position of the phase in the job."""
+    """Position of the phase in the job, counted from 0."""
 
     def claim(self) -> None:
-        """Shut out the ranks with an earlier identity.
+        """Record this identity, so that ranks with an earlier identity can no longer commit.
 
         Raises TrainingError if a later execution, phase or membership has already started, or the storage is not
         writable.
@@ -53,8 +53,8 @@ class Fence:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        # Release 0.3 wrote no phase. All ranks of a stage run one image, so the ranks of this process are of a later
-        # stage.
+        # Release 0.3 wrote no phase, read as -1. All ranks of a stage run one image, so a file without a phase is from
+        # an earlier stage.
         execution, membership, phase, *_ = [*(_text(self._membership_file) or "0.0").split("."), "-1"]
         if int(execution) != self.execution:
             return

@@ -1,7 +1,7 @@
 """Cache of the heads of all committed checkpoints in a folder; each head is read once.
 
-A committed manifest changes only in `CheckpointStore.restate`, which calls `put`. On a file system, a manifest that was
-replaced by another process is noticed by its version. A save therefore costs as much with 200 checkpoints as with one,
+A committed manifest changes only in `CheckpointStore.restate`, which calls `put`. On a file system, the version of a
+manifest shows whether another process has replaced it. A save therefore costs as much with 200 checkpoints as with one,
 except for listing their folders.
 """
 
@@ -82,8 +82,8 @@ class HeadCache:
         return name in self._known
 
     def _listed(self) -> dict[str, _Version]:
-        """Return folder name -> version for the folders that have a manifest; in object storage, for folders that may
-        have one: a folder without its manifest is removed completely soon after."""
+        """Return folder name -> version of the manifest, for folders with a manifest. In object storage, for all
+        folders: only a checkpoint that is being written or removed lacks its manifest."""
         found: Iterable[tuple[str, _Version]]
         if isinstance(self.folder, ObjectPath):
             found = ((folder.name, None) for folder in storage_of(self.folder).folders())

@@ -18,7 +18,7 @@ from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_n
 FORMAT_VERSION: Literal[5] = 5
 """Version of the manifest format; the only version written and read."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
-"""File name patterns of a rank that saved the checkpoint; the argument is the rank's number."""
+"""Patterns of the names of a rank's two files; the argument is the number of the rank."""
 
 # Names in a manifest become parts of paths. Neither a slash nor two dots fit these patterns.
 CheckpointName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9]{8,20}$")]
@@ -92,8 +92,8 @@ Moment = Literal["first_moment", "second_moment"]
 
 
 class Link(ApiModel):
-    """Where a delinked checkpoint reads its tensors: in another checkpoint's files, under other block numbers, with
-    moments divided. Delinking copies nothing."""
+    """Source of a delinked checkpoint's tensors: the files of another checkpoint, under other block numbers, with
+    divided moments."""
 
     folder: CheckpointName = Field(description="Name of the checkpoint, beside this one, that holds the files.")
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
@@ -126,7 +126,8 @@ class Link(ApiModel):
 
 
 class Measurement(ApiModel):
-    """Gradients of single layers in the last steps of a phase, from which the delink computes second moments."""
+    """Squared gradients, measured in the last steps of a phase. The delink computes the divisors of second moments from
+    them."""
 
     next_sharing: Sharing = Field(description="The blocks whose gradients these are.")
     steps: int = Field(description="That were measured.")
@@ -140,7 +141,7 @@ class Measurement(ApiModel):
 
 
 class Ending(ApiModel):
-    """Progress of a phase towards an early end, one that is not set by its step and token limits."""
+    """Progress of a phase towards an early end: by its loss, a check or a request, before its step and token limits."""
 
     checks: int = Field(0, description="Checks of the gradients' correlation in a row that were met.")
     step: int | None = Field(None, description="Step at which the phase ends, once its loss or a check said so.")

@@ -19,20 +19,22 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class FreshStart:
-    """Fresh weights, or the weights named by spec.checkpoint.startFrom: the job's first phase has no checkpoint yet."""
+    """Start of the first phase without a checkpoint: from fresh weights, or from the weights named by
+    spec.checkpoint.startFrom."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint of this job in this phase. In a later phase, the oldest one is the checkpoint written by the
-    delink."""
+    """Start from a checkpoint of this job in this phase. In phases after the first, the oldest checkpoint is written by
+    the delink."""
 
     checkpoint: Reader
 
 
 @dataclass(frozen=True)
 class Continued:
-    """A checkpoint of another job, in the phase of the same name, found through spec.checkpoint.continueFrom."""
+    """Start from a checkpoint of another job, in the phase of the same name, found through
+    spec.checkpoint.continueFrom."""
 
     checkpoint: Reader
 
@@ -50,7 +52,7 @@ Origin = FreshStart | Resumed | Continued
 class Ranks(Protocol):
     """Communication between the ranks that train together. Every method is a collective: all ranks call it.
 
-    An interface, because checkpoints know nothing of torch and its process groups.
+    A protocol, so that this package does not import torch.
     """
 
     @property
@@ -171,8 +173,9 @@ def _verify(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Rank
 
 
 def _files_present(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
-    """Return True if the files have their sizes, once this rank sees the files that it verifies. Always True for object
-    storage, which is consistent: missing files show when they are verified.
+    """Return False if files are missing on the first rank or have another size. Otherwise wait until this rank sees the
+    files that it verifies, and return True. Always True for object storage: it is consistent, so the verification
+    itself finds missing files.
 
     Collectives: the number of ranks that miss files; if any does, whether files are missing on the first rank too. Only
     then does the first rank check all files: a rank that misses one may have a stale view.

@@ -1,7 +1,7 @@
 """Assignment of tensor parts to the ranks that write them. Pure.
 
 A rank holds a range of a unit's flat vector; the boundaries may cut tensors anywhere. Each rank that holds a unit
-writes one part of the unit, so all ranks write about as much.
+writes one part of the unit, so all ranks write about the same number of bytes.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
 
 
 def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
-    """Return tensor -> its pieces, as listed in the manifest; files have the numbers of the ranks. `units`: the whole
-    units of the model.
+    """Return name of a tensor -> its entry in the manifest. A file has the number of the rank that writes it. `units`:
+    the whole units of the model.
 
     Units of one shape that are used by the same pipeline ranks are cut alike and share their tensor objects: 80 blocks
     on 1,024 ranks have 85,000 pieces.

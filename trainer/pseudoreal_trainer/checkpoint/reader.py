@@ -25,7 +25,7 @@ from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block,
 from pseudoreal_trainer.storage.path import StoragePath
 
 _CHUNK = 1 << 22
-"""Elements of a tensor in memory at a time, when a tensor is read in chunks."""
+"""Number of elements in a chunk of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Reader:
     checkpoints: StoragePath
     """Folder of all checkpoints of the job."""
     awaits_files: bool = False
-    """True if other ranks have verified the files: then a file that is missing on this rank will show up later."""
+    """True if other ranks have verified the files: a file that this rank does not see yet is then awaited."""
 
     @property
     def names(self) -> Iterator[str]:
@@ -54,7 +54,7 @@ class Reader:
 
     @property
     def dtype(self) -> str:
-        """The numpy name of the type that all tensors have."""
+        """Numpy name of the dtype of all tensors."""
         return next(iter(self.manifest.tensors.values())).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ class CheckpointStore:
     discards: Discards = field(default_factory=dict)
     """Phase -> rules for its discarded checkpoints, which count as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """Rules by which another job had discarded checkpoints of its own executions."""
+    """Phase -> rules by which the job of this work directory, continued by another job, discarded its own
+    checkpoints."""
 
     @property
     def folder(self) -> StoragePath:
@@ -90,7 +91,8 @@ class CheckpointStore:
     def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
         """Return the newest verified checkpoint of a phase; with `complete`, the newest one that ends the phase.
 
-        None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has some and all are corrupt.
+        None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has such checkpoints and all are
+        corrupt.
         """
         candidates = self.candidates(phase, complete=complete)
         for head in candidates:
@@ -121,7 +123,7 @@ class CheckpointStore:
         return Reader(self.whole(head), self.folder)
 
     def verify(self, head: Head, part: int = 0, parts: int = 1) -> None:
-        """Compare the files with their digests; with `parts` > 1, only the files of one of `parts` equal parts.
+        """Compare the files with their digests; with `parts` > 1, only the files of part `part` of `parts`.
 
         Raises CorruptCheckpoint, which names the file.
         """
@@ -149,13 +151,14 @@ class CheckpointStore:
         return self._whole(name, read_when_visible(self.folder / name / MANIFEST, digest))
 
     def await_files(self, manifest: Manifest, part: int, parts: int) -> None:
-        """Wait until this rank sees the files that it verifies. Raises TrainingError on a timeout."""
+        """Wait until the files of part `part` of `parts` are visible on this rank with their full size. Raises
+        TrainingError on a timeout."""
         for name, file in _part(manifest, part, parts):
             await_size(self.folder / manifest.data_folder / name, file.size)
 
     def begin(self, head: Head) -> StoragePath:
-        """Create an empty folder for the checkpoint. An earlier checkpoint of this name is removed, after its linked
-        checkpoints."""
+        """Create an empty folder for the checkpoint. An earlier checkpoint of this name is removed, after the
+        checkpoints that link to it."""
         folder = self.folder / head.name
         if storage_of(folder / MANIFEST).exists():
             for name in _linked(self._heads.all(), head.name):
@@ -207,7 +210,7 @@ class CheckpointStore:
         return discarded + names
 
     def names(self) -> set[str]:
-        """Return the names of all folders with the name of a checkpoint, committed or not."""
+        """Return the names of all folders that are named like a checkpoint, committed or not."""
         return {folder.name for folder in storage_of(self.folder).folders() if NAME.fullmatch(folder.name)}
 
     def sweep(self, names: Set[str], may_remove: Callable[[], None] | None = None) -> None:
@@ -264,7 +267,7 @@ def _linked(heads: Sequence[Head], name: str) -> list[str]:
 
 
 def _part(manifest: Manifest, part: int, parts: int) -> list[tuple[str, FileDigest]]:
-    """Return the files of one of `parts` equal parts, in the order of their names."""
+    """Return the files of part `part` of `parts`, in the order of their names."""
     return sorted(manifest.files.items(), key=lambda file: file[0])[part::parts]
 
 

@@ -34,7 +34,7 @@ class Form:
 
     shape: tuple[int, ...]
     dtype: str
-    """The type's name in torch."""
+    """Name of the dtype, as in torch."""
 
     @property
     def size(self) -> int:
@@ -45,7 +45,7 @@ class Form:
 class TensorWriter:
     """Writer of one file. The bytes of all tensors are appended in the order of `forms`, in chunks of any size.
 
-    SHA-256 is computed on a thread of its own while the chunk is written; `append` waits for it.
+    SHA-256 is computed on a thread of its own while the chunk is written; `append` waits for both.
     """
 
     def __init__(self, path: StoragePath, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:
@@ -66,7 +66,8 @@ class TensorWriter:
         digested.result()
 
     def finish(self) -> FileDigest:
-        """Finish the file, as `Output.finish` does: its content then survives a crash of the machine."""
+        """Finish the file and return its digest. The content then survives a crash of the machine (see
+        `Output.finish`)."""
         assert self._size == self._expected, "all bytes of all tensors in the header were appended"
         self._file.finish()
         self.close()

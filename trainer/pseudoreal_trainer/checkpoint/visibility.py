@@ -1,7 +1,7 @@
 """Wait until this rank sees a file as another rank has seen it.
 
-A network file system may, after another machine has written a file, report the file as missing or show its old content
-for a minute: NFS caches attributes of folders for up to 60 s (acdirmax), and the absence of names as long.
+For up to a minute after another machine has written a file, a network file system may report the file as missing or
+show the old content: NFS caches attributes of folders, and the absence of names, for up to 60 s (acdirmax).
 """
 
 import errno

@@ -15,8 +15,8 @@ _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 
 
 class RankWriter:
-    """Writer for the vectors of a rank's unit parts. Order: unit by unit, of each unit the weights, then the first and
-    the second moments."""
+    """Writer of a rank's part of each unit. Order: unit by unit; for each unit the weights, then the first moments,
+    then the second moments."""
 
     def __init__(self, folder: StoragePath, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
         """`units`: the parts of each unit, in the order of writing."""
@@ -41,7 +41,8 @@ class RankWriter:
         (self._weights if kind == "weights" else self._moments).append(content)
 
     def finish(self) -> dict[str, FileDigest]:
-        """Finish both files, as `Output.finish` does: their content then survives a crash of the machine."""
+        """Finish both files; return file name -> digest. Their content then survives a crash of the machine (see
+        `Output.finish`)."""
         return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Models of `transformers` that compute the same function as ours, and their tensor names. One table serves import and
-export. Numbers are not changed, and the two halves of rotary pairs have the same layout. Their files store each expert
-as a tensor; ours stack the experts of a layer in one tensor."""
+export. Values are copied unchanged: the layout of rotary pairs is the same. Files of `transformers` store each expert
+as a tensor; our files stack the experts of a layer in one tensor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,9 @@ class Ours:
     """Our counterpart of a `transformers` tensor: a tensor, or one expert's part of a stacked tensor."""
 
     name: str
+    """Our name of the tensor."""
     expert: int | None = None
+    """Index of the expert in a stacked tensor; None: the whole tensor."""
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape. `whole`: shape of our tensor."""
@@ -51,16 +53,16 @@ class Architecture:
     class_name: str
     model_type: str
     in_layer: Names
-    """Names in a layer. In a mixture: names in a layer with experts, without the experts' own."""
+    """Names of a layer's tensors. In a mixture: of a layer with experts, except the experts' tensors."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of config.json in addition to those common to all architectures."""
+    """Entries of config.json besides the entries common to all architectures."""
     in_dense_layer: Names = field(default_factory=dict)
     of_experts: Places = field(default_factory=dict)
-    """Names of the experts of a layer."""
+    """Names of the tensors of a layer's experts."""
 
     def names(self, model: Model, blocks: Sequence[int], experts: Sequence[int | None]) -> Places:
         """Return the names of all tensors. `blocks`, `experts`: number of the block and of the expert set of each
-        layer; layers that share one get a copy each."""
+        layer; layers that share a block or a set get a copy each."""
         found = {name: Ours(ours) for name, ours in _OUTSIDE.items() if name != HEAD or model.embeddings != "Tied"}
         for layer, block in enumerate(blocks):
             prefix = f"model.layers.{layer}."
@@ -247,7 +249,7 @@ def _windows(model: Model) -> dict[str, Any]:
 
 def _experts(prefix: str, count: int, matrices: Names) -> Places:
     """Return the names of a layer's experts as in published files; `transformers` 5 builds its stacked tensors from
-    these. `matrices`: their names of an expert's matrices -> our names."""
+    these. `matrices`: `transformers` name of an expert's matrix -> our name."""
     return {
         f"{prefix}.{expert}.{theirs}.weight": Ours(f"{ours}.weight", expert)
         for expert in range(count)
@@ -261,7 +263,7 @@ _NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 
 
 def _attention(model: Model) -> dict[str, str]:
-    """Return the names of attention, of its pre-norm and of the MLP's pre-norm."""
+    """Return the names of the tensors of attention, of its pre-norm, and of the MLP's pre-norm."""
     norms = {
         "input_layernorm.weight": "attention_norm.weight",
         "post_attention_layernorm.weight": "ffn_norm.weight",

@@ -6,7 +6,8 @@ from pseudoreal_trainer.errors import UnfitWeights
 
 
 class ConfigEntries:
-    """Entries of a config.json. Remembers which were read. A missing entry or a wrong type raises UnfitWeights."""
+    """Entries of a config.json, with a record of which were read. `integer` and `number` raise UnfitWeights for a
+    missing entry or a wrong type."""
 
     def __init__(self, config: dict[str, Any], prefix: str = "") -> None:
         self._config, self._prefix = config, prefix

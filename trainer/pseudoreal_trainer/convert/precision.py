@@ -15,7 +15,7 @@ def empty(count: int, dtype: str) -> Array:
 
 
 def widen(numbers: Array, dtype: str, to: str) -> Array:
-    """Return numbers of the type `dtype` in a type that represents each exactly."""
+    """Convert numbers of the type `dtype` to the type `to`, which represents each of them exactly."""
     if dtype == "bfloat16":
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(to, copy=False)

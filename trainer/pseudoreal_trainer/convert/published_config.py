@@ -1,8 +1,8 @@
 """The meaning of a `transformers` config.json in fields of spec.model.
 
-A missing entry has the default of the configuration class of its model_type, which differs from published files and
-from our defaults (transformers 5.23, models/*/configuration_*.py). Unknown entries are rejected: they may change the
-function of the model.
+A missing entry has the default of the configuration class of its model_type (transformers 5.23,
+models/*/configuration_*.py). These defaults differ from published files and from our defaults. Unknown entries are
+rejected: they may change the function of the model.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ _YARN: Json = {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "trunc
 
 
 def rotary_entries(spec: Rotary) -> Json:
-    """Return the entries for all versions."""
+    """Return the rotary entries of config.json, in the forms of `transformers` 4 and 5."""
     parameters = rotary_parameters(spec)
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     older = {"rope_theta": parameters["rope_theta"]} | ({} if spec.scaling is None else {"rope_scaling": scaling})
@@ -53,7 +53,7 @@ def rotary_parameters(spec: Rotary) -> Json:
 
 
 def rotary_facts(parameters: Json) -> Json:
-    """Return the meaning of `rope_parameters`: field of spec.model -> value. Raises UnfitWeights if it is not
+    """Return the meaning of `rope_parameters`: field of spec.model -> value. Raises UnfitWeights if a parameter is not
     supported."""
     entries = ConfigEntries(parameters, "rope_parameters.")
     kind = entries.get("rope_type", "default")
@@ -88,8 +88,8 @@ def _factors(entries: ConfigEntries, kind: str) -> Json:
 
 
 def join_parameters(entries: ConfigEntries, base: float) -> Json:
-    """Return the rotary positions of a config.json in the form of `rope_parameters`, from any of the entries. `base`:
-    default of `transformers` for the base. Raises UnfitWeights if two entries contradict each other."""
+    """Return the content of `rope_parameters`, joined from the entries of both forms. `base`: default of `transformers`
+    for the base. Raises UnfitWeights if two entries contradict each other."""
     new, old = ({**(entries.get(name, None) or {})} for name in ("rope_parameters", "rope_scaling"))
     top = entries.get("rope_theta", None)
     for given in (new, old):

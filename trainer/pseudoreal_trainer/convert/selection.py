@@ -1,7 +1,7 @@
-"""Selection of the layers of existing weights from which the blocks of a phase start, if its layers share blocks. Pure.
+"""Selection of the layers of existing weights that become the initial weights of shared blocks. Pure.
 
 Bae et al. 2024 (arXiv 2410.20672, section 3) compare the first layers, layers at equal distances, and the mean of the
-layers that share a block. None of them preserves the function; the training that follows restores it.
+layers that share a block. No choice preserves the model's function; further training restores it.
 """
 
 from collections.abc import Iterator

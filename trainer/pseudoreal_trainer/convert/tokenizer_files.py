@@ -31,8 +31,8 @@ def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
 
 
 def special_tokens(tokenizer: Source | None) -> dict[str, int | None]:
-    """Return the entries of config.json for the tokens that start and end a text, from the files beside tokenizer.json:
-    `transformers` generates past an end that it does not know. None: the files name no token of the tokenizer. Raises
+    """Return bos_token_id and eos_token_id for config.json, from the files beside tokenizer.json. Without the end
+    token, `transformers` would not stop at the end of a text. None: the files name no such token. Raises
     InvalidJobError and OSError."""
     if not isinstance(tokenizer, Path):
         return {"bos_token_id": None, "eos_token_id": None}

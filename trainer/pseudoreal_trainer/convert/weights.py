@@ -35,7 +35,7 @@ _MOST_NAMED = 5
 """Maximum number of tensors named in a message."""
 
 Theirs = tuple[str, ...]
-"""`transformers` names of tensors; one of our tensors starts from their mean."""
+"""`transformers` names of tensors; their mean is the initial value of one of our tensors, or of one expert's part."""
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Weights:
     config: dict[str, Any]
     """Content of config.json."""
     sequence_length: int
-    """Tokens of a sequence of the job."""
+    """Number of tokens in a sequence of the job."""
     shapes: Mapping[str, tuple[int, ...]]
     """`transformers` name of each required tensor -> shape."""
     sources: Mapping[str, tuple[Theirs, ...]]
@@ -110,8 +110,8 @@ class Weights:
             )
 
     def _warn_of_length(self) -> None:
-        """Warn if the job's sequences are longer than trained: every supported model has rotary positions, which
-        continue past the last trained one."""
+        """Warn if the job's sequences are longer than the weights were trained on. Training is still possible: rotary
+        positions continue past the last trained position."""
         trained = trained_length(self.config)
         if self.sequence_length > trained:
             log.warning(

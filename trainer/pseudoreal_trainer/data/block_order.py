@@ -2,9 +2,9 @@
 once. Pure.
 
 In a random order of single windows, each request either brings one window and is small, or brings neighbours that are
-evicted from the cache before their turn. Here consecutive windows form a block, as large as a request; the blocks are
-shuffled; and as many blocks as the cache holds form a group, whose windows are shuffled again. A sample's neighbours
-are therefore drawn from as many places of the corpus as a group has blocks.
+evicted from the cache before their turn. Here, consecutive windows form a block, as large as a request, and the blocks
+are shuffled. As many blocks as the cache holds form a group, and the windows of a group are shuffled again. A sample's
+neighbours are therefore drawn from as many places of the corpus as a group has blocks.
 
 Both shuffles use the keyed permutation, so any entry is computed on its own. Windows after the last whole block belong
 to the last group.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pseudoreal_trainer.data.tokens.reader import Tokens
 
 Window = int | None
-"""Attention window in tokens; None: all tokens before."""
+"""Attention window in tokens; None: all earlier tokens."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Counts:
     targets: int
     """Number of targets that are not ignored."""
     twice_the_pairs: Mapping[Window, int]
-    """Twice the number of (query, key) pairs, by the attention window of a layer, as operations are counted: L * L for
-    a document of L tokens, without a window."""
+    """Attention window of a layer -> twice the number of (query, key) pairs: L * L for a document of L tokens without a
+    window."""
 
     def __add__(self, other: "Counts") -> "Counts":
         pairs = {window: count + other.twice_the_pairs[window] for window, count in self.twice_the_pairs.items()}
@@ -43,8 +43,8 @@ def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Count
 
 
 def document_lengths(windows: Tokens, end: int) -> NDArray[np.int64]:
-    """Return the length in tokens of each document, or part of one, among the inputs of the windows, [n, T + 1], in
-    order."""
+    """Return the lengths in tokens of all documents, or parts of documents, in the inputs of the windows, in order: [n,
+    T + 1] -> [documents]."""
     begins = np.ones((len(windows), windows.shape[1] - 1), np.bool_)
     begins[:, 1:] = windows[:, :-2] == end
     return np.diff(np.flatnonzero(begins), append=begins.size)

@@ -8,7 +8,7 @@ from pseudoreal_trainer.data.tokens.runs import TokenFiles, read_bytes, size_of
 from pseudoreal_trainer.storage.path import StoragePath
 
 _END_BYTES = 1 << 20
-"""Bytes at each end of a file without a digest that are part of its identity."""
+"""Number of bytes at each end of a file that identify a file without a digest."""
 _PORTION = 16 << 20
 
 

@@ -35,8 +35,8 @@ class Mixture:
     """Number of earlier slots with the same source, [period]."""
 
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        """Return, for samples counted from the start of the mixture, their sources, and their numbers among the samples
-        of their sources; both [len(samples)]."""
+        """Return the source of each sample, and the sample's number among the samples of its source; both
+        [len(samples)]. `samples`: counted from the start of the mixture."""
         periods, slots = np.divmod(samples, len(self.slots))
         sources = self.slots[slots]
         return sources, periods * np.array(self.weights)[sources] + self.ranks[slots]

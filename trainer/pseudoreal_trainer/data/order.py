@@ -1,6 +1,6 @@
 """Mapping from the cursor of a sample to a window of a source, over all phases of a job. Pure.
 
-A phase may change the mixture. In each source it continues where the phases before it stopped, even if they ended
+A phase may change the mixture. In each source, the phase continues where the phases before stopped, even if they ended
 early, so no change of the mixture repeats or skips a window. Nothing here depends on ranks, restarts, or the planned
 length of training.
 """
@@ -27,8 +27,8 @@ class PhaseSamples:
     """Samples of each source before the phase; 0 for sources without an entry."""
 
     def locate(self, cursors: Numbers) -> tuple[Numbers, Numbers]:
-        """Return, for cursors of the phase, the sources, as indices into `names`, and the samples' numbers among all
-        samples of their sources since the job's start; both [len(cursors)]."""
+        """Return the source of each sample, as an index into `names`, and the sample's number among the samples of its
+        source since the job's start; both [len(cursors)]. `cursors`: cursors of the phase."""
         assert cursors.min(initial=self.begin) >= self.begin, "no sample lies before the start of its phase"
         sources, numbers = self.mixture.locate(cursors - self.begin)
         before = np.array([self.before.get(name, 0) for name in self.names], dtype=np.int64)

@@ -14,11 +14,10 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """Results of `make` for consecutive cursors.
+    """Runs `make` for consecutive cursors in advance, on a thread of its own.
 
-    Each result is made once, on the one thread started by this object, and is handed over once to the caller, who then
-    owns it: nothing is shared. Resources used by `make`, such as files, belong to the thread until `close` has
-    returned.
+    Each result is made once and handed over to the caller, who then owns the result: nothing is shared. Resources used
+    by `make`, such as files, belong to the thread until `close` has returned.
 
     If the context ends with an exception, `__exit__` does not wait for the thread: a read may hang for as long as a
     server does not answer, which would delay the report of the error.

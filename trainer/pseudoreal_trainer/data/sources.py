@@ -1,5 +1,5 @@
-"""Samples of a mixture of sources: where the samples of each step lie, in the order given by `order`, and how the
-samples are read."""
+"""Samples of a mixture of sources: locates the samples of each step, in the order that `data.order` defines, and reads
+them."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class Source:
     sequence: int
     seed: int
     order: BlockOrder | None = None
-    """The order of its windows; None: a single shuffle of all windows."""
+    """Block-wise order of the windows; None: a single shuffle of all windows."""
 
     @property
     def samples(self) -> int:
@@ -59,7 +59,7 @@ class Source:
         return self.reader.windows(places * self.sequence, self.sequence + 1)
 
     def spread(self, most: int) -> Tokens:
-        """Return at most `most` windows for validation, spread evenly over the files, in their order, [W, sequence +
+        """Return at most `most` windows for validation, spread evenly over the files, in file order, [W, sequence +
         1]."""
         return self.reader.windows(spread_starts(self.reader.tokens, self.sequence, most), self.sequence + 1)
 
@@ -121,8 +121,8 @@ Step = Mapping[Part, Places]
 class StepOrder:
     """Locations of the samples of consecutive steps. Each step is requested once, in order.
 
-    A numpy call takes as long for one number as for a thousand, and the keyed permutation makes some hundred calls. The
-    samples of many steps are therefore located at once.
+    A numpy call takes as long for one number as for a thousand, and the keyed permutation makes about a hundred calls.
+    The samples of many steps are therefore located at once.
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], Sequence[Part]], stride: int) -> None:
@@ -159,7 +159,7 @@ def open_source(
     sample, or are packed for another length.
 
     `vocabulary`: number of tokens that the model knows. `ranks`: data ranks that share the samples; affects only the
-    sizes of requests. `sources`: number of all sources that are read; they share the limit of open files.
+    sizes of requests. `sources`: number of all sources, which share the limit of open files.
     """
     if files.vocabulary is not None and files.vocabulary > vocabulary:
         raise InvalidJobError(

@@ -17,7 +17,7 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as samples, its windows without overlap; every epoch has its own order."""
+    """Samples of a text: windows without overlap, in another order in every epoch."""
 
     text: Bytes
     sequence: int

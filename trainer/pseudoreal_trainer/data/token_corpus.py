@@ -24,14 +24,13 @@ _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy
 class TokenCorpus:
     sources: Mapping[str, Source]
     sets: Mapping[str, Tokens]
-    """Validation windows by the name of their set, [W, T + 1] each. The loss of the first set is the job's validation
-    loss."""
+    """Name of a validation set -> its windows, [W, T + 1]. The loss of the first set is the job's validation loss."""
     tokenizer: Tokenizer | None
     """The tokenizer of all sources; None: the job does not name it."""
     identity: CorpusIdentity
-    """The identity of the sources. Validation sets are not included: they change no weight."""
+    """The identity of the sources. Validation sets are not included, because they do not affect the weights."""
     end_of_document: int | None = None
-    """The token that ends documents, within which tokens attend; None: tokens attend in whole sequences."""
+    """The token that ends documents, if attention stays within documents; None: attention covers whole sequences."""
     packed: tuple[str, ...] = ()
     """Names of the sources and sets with documents packed into rows."""
 
@@ -61,7 +60,7 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
 
 
 def end_of_document_of(corpus: Corpus | TokenCorpus) -> int | None:
-    """Return the token that ends documents, within which tokens attend; None: tokens attend in whole sequences."""
+    """Return the token that ends documents, if attention stays within them; None: attention covers whole sequences."""
     return corpus.end_of_document if isinstance(corpus, TokenCorpus) else None
 
 
@@ -84,7 +83,7 @@ def _end_of_document(
 
 def _common(stated: Sequence[tuple[str, int | None]]) -> int:
     """Return the end token that all statements agree on. Raises InvalidJobError if one is missing, or two differ.
-    `stated`: name of each source of a statement, and its token."""
+    `stated`: for each statement, the name of its origin, and the token; None: not stated."""
     first, end = stated[0]
     for name, other in stated:
         if other is None or end is None:
@@ -102,8 +101,8 @@ def _common(stated: Sequence[tuple[str, int | None]]) -> int:
 
 
 def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:
-    """Return the tokenizer that the job names. The default is bytes, so if the files do not state that they are bytes,
-    the tokenizer counts as not named."""
+    """Return the tokenizer that the job names. If the job names none: the byte tokenizer if all files state it, else
+    None."""
     path, end = config.data.tokenizer.path, _stated_end(config, files.values())
     if path is None:
         are_bytes = all(found.tokenizer == ByteTokenizer().sha256 for found in files.values())

@@ -1,4 +1,4 @@
-"""The model: blocks, attention, MLP, experts, the loss; its initial weights, and sampling from it.
+"""The model: blocks, attention, MLP, experts, loss, initial weights and sampling.
 
-The engine moves and shares its weights.
+The engine moves the weights and shares them between layers.
 """

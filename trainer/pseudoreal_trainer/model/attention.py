@@ -1,5 +1,5 @@
-"""Causal self-attention: grouped-query, with norms, biases and a sliding window as the model asks, over whole sequences
-or within documents."""
+"""Causal self-attention: grouped-query, with norms, biases and a sliding window if the model has them, over whole
+sequences or within documents."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ from pseudoreal_trainer.model.rotary import rotate
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents in the sequences of a micro-batch, each as far as it lies in its sequence."""
+    """Documents in the sequences of a micro-batch. Of a document that a sequence cuts, only the part inside counts."""
 
     lengths: tuple[tuple[int, ...], ...]
-    """For each sequence the lengths of its documents, in order; their sum is T."""
+    """Lengths in tokens of the documents of each sequence, in order; the lengths of a sequence add up to T."""
     positions: Tensor
     """Position of each token in its document, from 0, [B, T]."""
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
         self.query_norm, self.key_norm = _norm(spec, query), _norm(spec, key)
         self.window = spec.attention.window.size if spec.attention.window else None
-        self.attend_within = attend_within  # an attribute, so that torch.compile can be kept out of it
+        self.attend_within = attend_within  # an attribute, so that `modules` can exclude it from torch.compile
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None = None
@@ -63,7 +63,8 @@ class Attention(nn.Module):
         return out
 
     def _split_heads(self, features: Tensor, norm: nn.Module | None) -> Tensor:
-        """Return the features by head, with the norm if there is one: [B, T, heads * width] -> [B, heads, T, width]."""
+        """Return the features split into heads, normalized if `norm` is given: [B, T, heads * width] -> [B, heads, T,
+        width]."""
         if norm is not None and not self._norms_heads:
             features = norm(features)
         features = features.unflatten(-1, (-1, self._head_size))
@@ -91,10 +92,11 @@ def attend_within(
     documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
     """Return values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w]
-    -> [B, T, heads * w], B at least 1. `mask`: of the sliding window.
+    -> [B, T, heads * w], B at least 1. `mask`: from `window_mask`. `window`: size of the sliding window in tokens;
+    None: no window.
 
-    Each document is a separate call, so no mask over all pairs of tokens is ever made: the kernels are the same as for
-    whole sequences, time grows with the squares of the documents' lengths, and no kernel needs to know documents.
+    Attention is called once per document, with the kernels for whole sequences. No mask over all pairs of tokens is
+    needed, and the time grows with the squares of the documents' lengths.
     """
     is_grouped = query.shape[1] != key.shape[1]
     mixed: list[Tensor] = []
@@ -107,8 +109,8 @@ def attend_within(
 
 
 def _document_mask(mask: Tensor | None, length: int, window: int | None) -> Tensor | None:
-    """Return the window mask of a document, a corner of a longer mask, as distances are the same everywhere; None if no
-    mask is needed."""
+    """Return the window mask of a document; None if no mask is needed. The result is a corner of `mask`, because a
+    window mask depends only on the distance of two tokens."""
     if mask is None or window is None or length <= window:
         return None
     corner = mask[:length, :length]
@@ -117,8 +119,9 @@ def _document_mask(mask: Tensor | None, length: int, window: int | None) -> Tens
 
 
 def find_documents(tokens: Tensor, end: int, on_device: Tensor) -> Documents:
-    """Return the documents in the inputs of a micro-batch, [B, T + 1]; each document ends with the token `end`.
-    `on_device`: the same tokens on the device. Does not wait for the device."""
+    """Return the documents of a micro-batch from its tokens, [B, T + 1]: T inputs per sequence and the last target.
+    Each document ends with the token `end`. `on_device`: the same tokens on the device. Does not wait for the
+    device."""
     is_start = _is_document_start(tokens, end)
     starts = is_start.flatten().nonzero().flatten()
     lengths = torch.diff(starts, append=starts.new_tensor([is_start.numel()]))
@@ -134,7 +137,7 @@ def _positions(tokens: Tensor, end: int) -> Tensor:
 
 
 def _is_document_start(tokens: Tensor, end: int) -> Tensor:
-    """Return whether a document, or the rest of one, starts at each input: [B, T + 1] -> [B, T]."""
+    """Return True for each input at which a document, or the rest of a document, starts: [B, T + 1] -> [B, T]."""
     is_start = torch.ones_like(tokens[:, :-1], dtype=torch.bool)
     is_start[:, 1:] = tokens[:, :-2] == end
     return is_start

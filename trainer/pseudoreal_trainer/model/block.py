@@ -18,7 +18,7 @@ class RoutedTokens:
     hidden: Tensor
     """Residual stream, [B, T, H], to which the experts' output is added."""
     features: Tensor
-    """Input of the experts, [N, H]; each token's experts get a copy."""
+    """Input of the experts, [N, H]. Each of a token's experts gets a copy of the token's row."""
     routes: Routes
     shared: Tensor | None
     """Output of shared experts, [B, T, H]; None without shared experts."""
@@ -30,11 +30,11 @@ class RoutedTokens:
 
 
 class Block(nn.Module):
-    """Adds attention, and then the MLP or experts, to the residual stream. Each has a pre-norm, a post-norm, or both,
-    as `norm.placement` asks."""
+    """A transformer layer: adds attention, then the MLP or experts, to the residual stream. Each of the two parts has a
+    pre-norm, a post-norm, or both, according to `norm.placement`."""
 
     def __init__(self, spec: Model, layer: int = 0) -> None:
-        """`layer`: any layer that uses the block; other layers of its kind may use the block as well."""
+        """`layer`: any layer that uses the block. Layers of one kind, dense or with experts, may share a block."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
         self.attention = Attention(spec)
@@ -56,9 +56,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
-        `mask`: of a sliding window, [T, T]; None without one. `statistics`: for a training pass through experts.
-        `documents`: attention stays within them; None: whole sequences. `saved`: routing decision, made by this pass
-        unless it was made before; None: the decision is not needed again.
+        `mask`: mask of the sliding window, [T, T]; None: no window. `statistics`: router statistics of a training pass;
+        None without experts, and in evaluation. `documents`: attention stays within them; None: whole sequences.
+        `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
+        decision is not needed again.
         """
         hidden = self._attend(hidden, rotation, mask, documents)
         return hidden + _normalize(
@@ -75,7 +76,8 @@ class Block(nn.Module):
         decision: RoutingDecision | None = None,
     ) -> RoutedTokens:
         """Run `forward` up to the experts, for experts on other ranks. `decision`: routing decision of an earlier pass.
-        There must be no norm after the experts: its backward pass would need the experts' outputs again."""
+        The block must have no norm after the experts: the norm's backward pass would need the experts' outputs
+        again."""
         assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with expert ranks or groups"
         hidden = self._attend(hidden, rotation, mask, documents)
         features = _normalize(self.ffn_norm, hidden)
@@ -86,7 +88,7 @@ class Block(nn.Module):
     def _attend(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
-        # The summand has no name, so that nothing holds it longer than the sum.
+        # The summand is not bound to a variable, so that its memory is free right after the addition.
         return hidden + _normalize(
             self.attention_output_norm,
             self.attention(_normalize(self.attention_norm, hidden), rotation, mask, documents),
@@ -116,7 +118,7 @@ class Block(nn.Module):
         saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the output of the experts: [B, T, H] -> [B, T, H]."""
-        # Top-k experts are never full, so they need not know documents.
+        # Top-k experts have no capacity limit, so they take no documents.
         known = () if isinstance(self.experts, TopKExperts) else (documents,)
         mixed: Tensor = self.experts(features, self.router(features), statistics, *known, saved=saved)
         return mixed if self.shared is None else mixed + self.shared(features)

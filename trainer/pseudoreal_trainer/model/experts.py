@@ -1,14 +1,15 @@
 """Mixture of experts in the place of a layer's MLP.
 
 Experts are split into prototypes, groups of consecutive experts. Each prototype routes every token to one of its
-experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). One prototype is Mixtral with one expert
-per token (arXiv 2401.04088). There is no auxiliary loss for balance: M6-T trained better without one.
+experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). With one prototype, the layer is that of
+a Mixtral with one expert per token (arXiv 2401.04088). Prototypes have no auxiliary loss for balance: M6-T trained
+better without one. (`RouterStatistics` and `StepLoss` also serve top-k experts.)
 
-An expert accepts at most its capacity of the tokens of each sequence, the earliest ones (Switch, arXiv 2101.03961,
-counts over a whole batch). Because tokens are counted in each sequence, the cut of a batch into micro-batches and ranks
-does not matter. The capacity holds in evaluation, too: evaluation measures the model as it was trained, and no token
-depends on a later one. If attention stays within documents, the capacity counts in each document. A document then
-computes the same as in a row of its own.
+An expert accepts the earliest tokens of each sequence, up to its capacity (Switch, arXiv 2101.03961, counts over a
+whole batch). Tokens are counted per sequence, so it does not matter how a batch is cut into micro-batches and ranks.
+The capacity also applies in evaluation: evaluation measures the model as trained, and no token depends on later tokens.
+If attention stays within documents, the capacity applies per document. A document then gives the same outputs as in a
+row of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +27,13 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class Router(nn.Linear):
-    """The router: one row per expert; the experts of a prototype are beside each other."""
+    """Router of a layer: a linear layer with one row per expert. Experts of a prototype have adjacent rows."""
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__(hidden, experts, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits, [B, T, H] -> [B, T, experts], in float32 at least: in bfloat16 experts would tie (Switch,
+        """Return the logits in at least float32: [B, T, H] -> [B, T, experts]. In bfloat16, experts would tie (Switch,
         2.4)."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         return F.linear(hidden.to(wide), self.weight.to(wide))
@@ -40,16 +41,16 @@ class Router(nn.Linear):
 
 @dataclass(frozen=True)
 class RouterStatistics:
-    """Router statistics of a training pass. They come out of the backward pass, as if they were the gradient of `sums`:
-    so they travel with the pass, and a recomputed pass counts once."""
+    """Router statistics of a training pass. The backward pass returns the statistics as the gradient of `sums`, so a
+    recomputed pass counts once."""
 
     OTHERS: ClassVar = 3
     """Number of sums after the sums of single experts: refused choices, entropy, auxiliary loss."""
 
     sums: Tensor
-    """Zeros, [experts + OTHERS], float64. The gradient is how often each expert was chosen, how many of these choices
-    were refused by a full expert, the entropy of the router's probabilities in nats, summed over choices, and the
-    auxiliary loss, summed over tokens."""
+    """Zeros, [experts + OTHERS], float64. The gradient holds, in this order: how often each expert was chosen; how many
+    of these choices were refused by full experts; the entropy of the router's probabilities in nats, summed over
+    choices; the auxiliary loss, summed over tokens."""
     divisor: int
     """Number of tokens in the whole batch; the backward pass divides auxiliary losses by it."""
     choices_of_step: Callable[[], Tensor]
@@ -60,7 +61,7 @@ class RouterStatistics:
     def empty(
         cls, experts: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
     ) -> "RouterStatistics":
-        """Return statistics of zeros. `choices_of_step`: None: all experts are chosen equally often."""
+        """Return statistics of zeros. If `choices_of_step` is None, all experts count as chosen equally often."""
         sums = zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True)
         return cls(sums, divisor, choices_of_step or (lambda: torch.ones(experts, device=device)))
 
@@ -73,9 +74,9 @@ class RouterStatistics:
         loss: Tensor,
         of_step: "StepLoss | None" = None,
     ) -> Tensor:
-        """Return the weights of the chosen experts unchanged, and make their backward pass add the auxiliary losses to
-        the batch's loss and return the sums as the gradient of `sums`. counts [experts]; refused, entropy and loss are
-        scalars."""
+        """Return the weights of the chosen experts unchanged. Their backward pass adds the gradients of the auxiliary
+        losses, and returns the statistics as the gradient of `sums`. counts: [experts]; refused, entropy and loss:
+        scalars. `of_step`: this pass's part of an auxiliary loss over the step; None without such a loss."""
         others = [each.detach().double() for each in (refused, entropy, loss)]
         learned = torch.cat([counts.double(), torch.stack(others)])
         probabilities, factor = (None, 0.0) if of_step is None else (of_step.probabilities, of_step.factor)
@@ -85,9 +86,8 @@ class RouterStatistics:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """A pass's part of an auxiliary loss over the choices of the step, which are known later. The loss is the factor,
-    times the number of experts, times the sum over experts of their share of all choices times their router
-    probability."""
+    """One pass's part of an auxiliary loss over all choices of the step, which are known only after all forward passes.
+    The loss is factor * number of experts * sum over experts of (share of all choices * router probability)."""
 
     probabilities: Tensor
     """Router probabilities, with gradient, summed over the pass's tokens: [experts]."""
@@ -100,8 +100,8 @@ class StepLoss:
 
 
 class _WithStatistics(torch.autograd.Function):
-    """Identity on `weights`. The backward pass adds the auxiliary losses, and returns the statistics as the gradient of
-    `RouterStatistics.sums`."""
+    """Identity on `weights`. The backward pass adds the gradients of the auxiliary losses, and returns the statistics
+    as the gradient of `RouterStatistics.sums`."""
 
     @staticmethod
     def forward(
@@ -132,24 +132,25 @@ class _WithStatistics(torch.autograd.Function):
 
 @torch.no_grad()
 def total_entropy(probabilities: Tensor) -> Tensor:
-    """Return the entropies of distributions, [..., experts], in nats, summed: a scalar. The entropy is 0 if one expert
-    has everything, and the logarithm of the number of experts if all are equal."""
+    """Return the sum of the entropies of distributions, in nats: [..., experts] -> a float64 scalar. An entropy is 0 if
+    one expert has the probability 1, and log(experts) if all are equally likely."""
     summed: Tensor = torch.special.entr(probabilities).sum(dtype=torch.float64)
     return summed
 
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """Routing decision for the N tokens of a micro-batch. It is made once: made again in the backward pass, it could
-    differ where two experts are equal but for rounding."""
+    """Routing decision for the N tokens of a micro-batch. Recomputation reuses the decision: computed again, it could
+    differ where the scores of two experts differ only by rounding."""
 
     chosen: Tensor
-    """Numbers of each token's experts: for prototypes [B, T, P, 1], in each prototype; for top k [N, k]."""
+    """Indices of each token's experts: for prototypes [B, T, P, 1], the index within each prototype; for top k [N, k],
+    the index within the layer."""
     is_refused: Tensor | None
-    """Whether the expert refuses the token because it is full, [B, T, P, 1]; None: experts are never full."""
+    """Whether the chosen expert is full and refuses the token, [B, T, P, 1]; None: experts are never full."""
     order: Tensor
-    """Tokens of the first expert, then of the second, ...: for prototypes [P, N], refused tokens last; for top k [N *
-    k], indices of choices."""
+    """Indices, sorted by expert. For prototypes: indices of tokens, refused tokens last, [P, N]. For top k: indices of
+    choices, where choice j of token n is n * k + j, [N * k]."""
     counts: Tensor
     """Number of tokens that each expert accepts: for prototypes [P, n], for top k [experts]."""
     unbiased_counts: Tensor | None = None
@@ -161,7 +162,7 @@ class SavedDecision:
     """Routing decision of a pass, kept for the recomputed pass."""
 
     decision: RoutingDecision | None = None
-    """Decision; None until it is made."""
+    """None until the first pass has made the decision."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Routes:
 
     decision: RoutingDecision
     weights: Tensor
-    """With gradient: for prototypes [P, N], for top k [N, k]."""
+    """Weights of the experts' outputs, with gradient: for prototypes [P, N], for top k [N, k]."""
 
 
 class Experts(StackedFeedForward):
@@ -191,8 +192,8 @@ class Experts(StackedFeedForward):
     ) -> Tensor:
         """Return the sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H].
 
-        `documents`: the capacity is counted in each document; None: in whole sequences. `saved`: routing decision, made
-        by this pass unless it was made before.
+        `documents`: the capacity applies per document; None: per sequence. `saved`: holds the routing decision of an
+        earlier pass, or receives the decision of this pass.
         """
         saved = saved or SavedDecision()
         routes = self.routes(logits, statistics, documents, saved.decision)
@@ -212,7 +213,7 @@ class Experts(StackedFeedForward):
         decision: RoutingDecision | None = None,
     ) -> Routes:
         """Return the routes for logits [B, T, experts]. `decision`: routing decision of an earlier pass."""
-        # Nothing is read back from the device. `bincount` and `one_hot` might read back, to learn a size.
+        # The host does not wait for the device here. `bincount` and `one_hot` might wait, to read a size.
         grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
         decision = decision or _decide(grouped.detach(), self._capacity, documents)
         probabilities = grouped.softmax(dim=-1)
@@ -224,7 +225,7 @@ class Experts(StackedFeedForward):
             gates = statistics.attach(gates, choices, refused, total_entropy(probabilities), no_loss)
         return Routes(decision, gates)
 
-    # Rows: the accepted tokens in the order of all experts, which may be on other ranks.
+    # Rows: the accepted tokens, sorted by expert. The experts may be on other ranks.
 
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
@@ -250,7 +251,7 @@ class Experts(StackedFeedForward):
         return out
 
     def _orders(self, decision: RoutingDecision, counts: Sequence[int]) -> list[Tensor]:
-        """Return for each prototype the accepted tokens, in the order of its experts."""
+        """Return, for each prototype, the indices of the accepted tokens, sorted by expert."""
         of_each = len(counts) // self._prototypes
         accepted = [sum(counts[first : first + of_each]) for first in range(0, len(counts), of_each)]
         return [order[:number] for order, number in zip(decision.order, accepted, strict=True)]
@@ -291,9 +292,10 @@ def _gates(probabilities: Tensor, chosen: Tensor) -> Tensor:
     """Return the gates: 1, with the gradient of the chosen expert's probability. probabilities [B, T, P, n], chosen [B,
     T, P, 1] -> [P, N].
 
-    Mixtral divides by the sum of the chosen experts' probabilities. For one expert, this leaves 1 and nothing for the
-    router to learn from. So the gradient passes straight through, as if the gate were the probability (Bengio et al.
-    2013, arXiv 1308.3432). Multiplied by the probability itself, as in Switch, the layer would not be Mixtral's.
+    Mixtral divides by the sum of the chosen experts' probabilities. For one expert, the quotient is always 1, and the
+    router would get no gradient. So the gradient passes straight through, as if the gate were the probability (Bengio
+    et al. 2013, arXiv 1308.3432). With the probability itself as the gate, as in Switch, the layer would not compute
+    the same as a Mixtral.
     """
     probability = probabilities.gather(-1, chosen).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is exactly 0, while 1 + p - p need not be 1.

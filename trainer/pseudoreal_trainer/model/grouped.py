@@ -1,5 +1,5 @@
-"""The MLPs of a layer's experts, stacked: each parameter is one tensor, one expert after the other. They run in a few
-kernels for all experts if torch has these, else one after the other."""
+"""The MLPs of a layer's experts. Each parameter is one tensor that stacks all experts. The experts run in grouped
+kernels if torch has them, else one after the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each of E experts. The values are set by the caller."""
+    """A linear layer for each of E experts. The parameters are uninitialised."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class StackedLinear(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor, sizes: Sequence[int]) -> Tensor:
         """Apply each expert's layer to its rows: [rows, inputs] -> [rows, outputs]; rows of the first expert come
-        first. `ends`: end of each expert's rows, [E], int32; `sizes`: numbers of rows, on the host."""
+        first. `ends`: end of each expert's rows, [E], int32. `sizes`: number of rows of each expert, on the host."""
         is_grouped = self.bias is None and can_group(rows, self.weight)
         out: Tensor = _GroupedLinear.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
         return out
 
 
 class StackedFeedForward(nn.Module):
-    """`FeedForward` for each of E experts. A rank with only some of the experts binds their part of the tensors."""
+    """`FeedForward` for each of E experts. A rank that holds only some experts binds only their part of each tensor."""
 
     def __init__(self, experts: int, hidden: int, spec: FeedForwardSpec) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class StackedFeedForward(nn.Module):
 
     def outputs(self, rows: Tensor, counts: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the experts' outputs for rows, [rows, H] -> [rows, H]; rows of the first expert come first. counts
-        [E], on the device of the rows; `sizes`: the same on the host. An expert without rows has a gradient of
+        [E], on the device of the rows; `sizes`: the same numbers on the host. An expert without rows has a gradient of
         zeros."""
         ends = counts.cumsum(0, dtype=torch.int32)
         up = self.up(rows, ends, sizes)
@@ -57,8 +57,9 @@ class StackedFeedForward(nn.Module):
 
 
 def can_group(rows: Tensor, weight: Tensor) -> bool:
-    """Return whether torch has a kernel for the products of rows [rows, in] with each expert's part of the weight, [E,
-    out, in]: on a GPU of compute capability 8.0 or more for bfloat16, on a CPU for float32, too."""
+    """Return whether torch has a grouped kernel for the products of rows [rows, in] with each expert's part of the
+    weight, [E, out, in]. The weight must be aligned. On a GPU: bfloat16, from compute capability 8.0 on. On a CPU:
+    float32 and bfloat16."""
     aligned = (weight.data_ptr(), *(size * weight.itemsize for size in weight.shape[1:]))
     if not hasattr(F, "grouped_mm") or any(number % _ALIGNMENT for number in aligned):
         return False
@@ -71,7 +72,8 @@ class _GroupedLinear(torch.autograd.Function):
     """A linear layer for each expert: rows [rows, in], weight [E, out, in], bias [E, out] or none -> [rows, out].
     `ends`: end of each expert's rows, [E]; None: torch has no kernel for all experts at once.
 
-    Written by hand, because autograd would make the gradient of a whole stacked tensor for each expert.
+    The backward pass is written by hand: autograd would allocate a gradient of the whole stacked tensor for each
+    expert.
     """
 
     @staticmethod
@@ -116,7 +118,7 @@ def _weight_gradient(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes:
         out = F.grouped_mm(gradient.t(), rows, offs=ends)
         for expert, size in enumerate(sizes):
             if size == 0:
-                out[expert].zero_()  # a sum over no rows, which not every kernel writes
+                out[expert].zero_()  # not every kernel writes a sum over no rows
         return out
     out = rows.new_empty(len(sizes), gradient.shape[1], rows.shape[1])
     for into, left, right in zip(out, gradient.split([*sizes]), rows.split([*sizes]), strict=True):
@@ -135,10 +137,10 @@ def rows_by_expert(counts: Tensor, rows: int) -> Tensor:
     Rows arrive rank after rank, and from each rank expert after expert. The rows of an expert keep the order of the
     ranks, so that the expert computes on them in the order of the whole batch.
 
-    counts: rows from each rank for each expert, [ranks, experts]; `rows`: their sum, which the host knows.
+    counts: rows from each rank for each expert, [ranks, experts]; `rows`: sum of `counts`, known on the host.
     """
     lengths = counts.t().flatten()  # expert after expert, and for each of them rank after rank
-    starts = _starts(counts.flatten()).view_as(counts).t().flatten()  # where these rows start now
+    starts = _starts(counts.flatten()).view_as(counts).t().flatten()  # current starts of these rows
     shifts = (starts - _starts(lengths)).repeat_interleave(lengths, output_size=rows)
     return shifts + torch.arange(rows, device=counts.device)
 

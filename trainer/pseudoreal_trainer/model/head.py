@@ -8,8 +8,8 @@ from pseudoreal_trainer.model.layers import rms_norm
 
 
 def _embedding(spec: ModelSpec) -> nn.Embedding:
-    """Return an embedding with uninitialised weights, for the caller to set. torch's constructor would draw weights,
-    and on the meta device it would import its compiler to do so, which takes seconds."""
+    """Return an embedding with uninitialised weights, for the caller to set. torch's constructor would draw random
+    weights; on the meta device this imports torch's compiler and takes seconds."""
     matrix = torch.empty(spec.vocabulary_size, spec.hidden_size)
     made: nn.Embedding = nn.Embedding.from_pretrained(matrix, freeze=False)
     return made
@@ -27,7 +27,8 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The final norm and an untied head; `model.loss` passes features through them, chunk by chunk."""
+    """The final norm and an untied head. `model.loss` applies the norm to all tokens, and the head to chunks of
+    tokens."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

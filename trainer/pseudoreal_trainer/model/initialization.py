@@ -1,5 +1,5 @@
-"""Initial weights of a unit, drawn only from the job's seed, the unit's index and, for experts, the expert's number:
-any rank can make them."""
+"""Initial weights of a unit. They depend only on the job's seed, the unit's index and, for experts, the expert's
+number, so any rank can draw them."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -61,10 +61,10 @@ class _Normal:
 def _distribution(matrix: Parameter, model: Model) -> _Normal:
     """Return the distribution of a matrix's initial values.
 
-    FanIn keeps the size of features through each matrix, and the sum of all layers' outputs adds up to about one
-    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The others are the
-    distributions of the stacks of their names. TorchTitan itself divides by the number of the layer; a block that
-    several layers share has no such number.
+    FanIn keeps the scale of features through each matrix, and gives the sum of all layers' outputs a scale of about one
+    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The other names are
+    frameworks and models, and select their distributions. TorchTitan itself divides by the root of the layer's index; a
+    block that several layers share has no single index.
     """
     role, fan_in, root = _role(matrix, model), 1.0 / sqrt(matrix.shape[1]), sqrt(2 * model.layers)
     match model.initial_weights:
@@ -84,8 +84,8 @@ def _distribution(matrix: Parameter, model: Model) -> _Normal:
 
 
 def _role(matrix: Parameter, model: Model) -> _Role:
-    """Return the role of a matrix in the model. A tied matrix starts as a head: started as an embedding, it would make
-    the first logits far too large."""
+    """Return the role of a matrix in the model. A tied matrix has the role of a head: with the initial values of an
+    embedding, the first logits would be far too large."""
     if matrix.name == "embedding.weight":
         return "head" if model.embeddings == "Tied" else "embedding"
     if matrix.name == "head.weight":

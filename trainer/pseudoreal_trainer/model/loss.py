@@ -1,8 +1,8 @@
-"""Loss of a micro-batch, chunk by chunk of its tokens, so that the logits of all tokens are never in memory together.
+"""Loss of a micro-batch, computed in chunks of tokens, so that the logits of all tokens are never in memory at once.
 
-A chunk goes through the head to its loss and back at once, and leaves the gradients of its features and of the head's
+Each chunk runs forward through the head and then backward, and leaves the gradients of its features and of the head's
 matrix (as in TorchTitan's ChunkedLossWrapper). The norm before the head is one pass over all tokens. If a micro-batch
-is one chunk, the operations and their order are those of a plain backward pass.
+is one chunk, the operations and their order are the same as in a plain backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, apply_soft_ca
 from pseudoreal_trainer.plan.sizes import loss_chunk_length
 
 IGNORED = -100
-"""Target of a token without a part in the loss, as in `F.cross_entropy`."""
+"""Target of a token that is left out of the loss, as in `F.cross_entropy`."""
 
 Take = Callable[[Tensor, Tensor], None]
-"""Receives a part of a parameter's gradient, in the parameter's shape and in the compute dtype."""
+"""Called with a parameter and a part of its gradient, which has the parameter's shape and the compute dtype."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Sums over tokens in nats, each a scalar in the dtype of the loss."""
+    """Loss sums over tokens in nats. Each is a scalar in the dtype of the loss."""
 
     cross_entropy: Tensor
     z: Tensor | None

@@ -17,8 +17,8 @@ from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
-    """A module for all units of a kind, or the part of a module that is a unit. `bind` decides which unit's weights it
-    has."""
+    """The module, or the part of a module, that computes all units of one kind. `bind` selects the unit: the parameters
+    become views of the unit's weights."""
 
     def __init__(self, module: nn.Module, unit: Unit) -> None:
         """`unit`: any unit of the module's kind."""
@@ -28,7 +28,7 @@ class UnitModule:
         self._shapes = [parameter.shape for parameter in unit.parameters]
         self.parameters = [_without_storage(module, name) for name in names]
         self.trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        """Parameters that gradients train: all but a balancing bias, which comes last."""
+        """Parameters that have gradients: all except a balancing bias, which comes last."""
 
     @property
     def numel(self) -> int:
@@ -53,8 +53,8 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 
 class Modules:
-    """The embedding, a block of each kind and the head; they compute with bound weights, in the compute dtype
-    `dtype`."""
+    """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
+    the compute dtype `dtype`."""
 
     def __init__(self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
@@ -73,8 +73,8 @@ class Modules:
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """Return the module of a unit. All blocks of a kind have the same module, and so have all experts, and tied
-        ends."""
+        """Return the module of a unit. All blocks of one kind share a module; so do all experts, and so do a tied
+        embedding and head."""
         if unit == 0:
             return self._embedding
         described = self._units[unit]
@@ -96,9 +96,9 @@ class Modules:
         documents: Documents | None = None,
         saved: SavedDecision | None = None,
     ) -> Tensor:
-        """Run the bound block as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: attention stays within them;
-        None: whole sequences. `saved`: routing decision; None without experts, and if the decision is not needed
-        again."""
+        """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `documents`: attention stays within them; None:
+        whole sequences. `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass;
+        None without experts, and if the decision is not needed again."""
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(
             hidden, self._rotation(hidden, documents), self._mask(hidden, layer), statistics, documents, saved
@@ -120,8 +120,8 @@ class Modules:
 
     @property
     def experts(self) -> Experts | TopKExperts:
-        """Experts module of all layers: converts tokens to rows and rows to tokens, and computes the experts with bound
-        weights, which may be only some of a layer's experts."""
+        """Experts module that all layers share. Converts tokens to rows and rows to tokens, and computes the bound
+        experts: all or some of a layer's experts."""
         return self._mixture.experts
 
     @property
@@ -131,8 +131,8 @@ class Modules:
     def router_statistics(
         self, layer: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
     ) -> RouterStatistics | None:
-        """Return the router statistics of a training pass of this layer; None if it has no experts. `choices_of_step`:
-        None: all experts are chosen equally often."""
+        """Return the router statistics of a training pass of this layer; None if the layer has no experts. If
+        `choices_of_step` is None, all experts count as chosen equally often."""
         experts = self._model.experts
         if experts is None or not self._model.has_experts(layer):
             return None
@@ -156,9 +156,9 @@ class Modules:
 
 
 def _compiled(block: Block) -> Callable[..., Any]:
-    """Return the block's forward function, compiled. Experts are excluded: their numbers of tokens differ from pass to
-    pass, and torch.compile would compile again for each. Attention within documents, which alone reads documents, is
-    excluded for the same reason."""
+    """Return the block's forward function, compiled. Experts are excluded: their numbers of tokens change from pass to
+    pass, and torch.compile would compile again for each. Attention within documents is excluded because the lengths of
+    documents change, too."""
     block.attention.attend_within = torch.compiler.disable(attend_within)
     if not block.is_mixture:
         return torch.compile(block)
@@ -178,7 +178,7 @@ def _prefix(unit: Unit) -> str:
 
 
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
-    """Replace the parameter of this name by an empty one, and return the new parameter."""
+    """Replace the parameter of this name by an empty parameter, and return the new parameter."""
     owner, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(torch.empty(0), requires_grad=module.get_parameter(name).requires_grad)
     setattr(module.get_submodule(owner), leaf, parameter)

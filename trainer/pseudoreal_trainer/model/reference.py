@@ -1,7 +1,7 @@
 """The whole model in one module and one process: the reference for the engine, which runs the same model unit by unit.
 
-Tests compare the engine with this model, and it generates the text of `pseudoreal sample` and the text logged after a
-phase. `engine.writing` generates text during training, from the engine's own units.
+Tests compare the engine with this model. The model also generates the text of `pseudoreal sample` and the text logged
+after a phase. `engine.writing` generates text during training, from the engine's own units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
-    """Load these weights; each parameter appears once, however many blocks share it."""
+    """Load the weights. A parameter that several blocks share appears once."""
     assert weights.keys() == dict(model.named_parameters()).keys(), "the keys are the model's parameters"
     model.load_state_dict(weights, strict=False)
 
@@ -72,7 +72,8 @@ def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype
 
 @torch.no_grad()
 def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
-    """Return `count` tokens that continue a prompt of at least one token. The same seed gives the same tokens."""
+    """Return `count` tokens that continue a prompt of at least one token. `sequence`: maximum number of tokens of
+    context. The same seed gives the same tokens."""
     generator = torch.Generator().manual_seed(sampling.seed)
     device = model.embedding.weight.device
     tokens = [*prompt]

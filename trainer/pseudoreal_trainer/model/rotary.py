@@ -1,4 +1,5 @@
-"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), scaled as some models do for longer sequences."""
+"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), optionally scaled for longer sequences (Llama 3.1,
+YaRN)."""
 
 from math import log, pi
 
@@ -20,8 +21,8 @@ def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Ten
     """Return the cosines and sines at these positions, [B, T] -> [B, 1, T, width of a head / 2]; the same for all
     heads.
 
-    Attention depends only on differences of positions, so in exact arithmetic their start does not matter. It matters
-    for rounding: with positions from 0, a document is rounded as in a row of its own.
+    Attention depends only on differences of positions, so in exact arithmetic their start does not matter. The start
+    matters for rounding: with positions from 0, a document is rounded as in a row of its own.
     """
     cosine, sine = rotation
     return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)
@@ -57,12 +58,12 @@ def _llama3(spec: Llama3Scaling, plain: Tensor) -> Tensor:
 
 
 def _yarn(spec: YarnScaling, plain: Tensor, base: float) -> Tensor:
-    """Return the frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2), with whole pairs as the slope's
-    ends."""
+    """Return the frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2). The ramp starts and ends at
+    whole pairs."""
     width = 2 * len(plain)
 
     def pair(turns: float) -> float:
-        """Return the index of the pair, as a fraction, that makes this number of turns over the original length."""
+        """Return the fractional index of the pair that makes `turns` full turns over the original sequence length."""
         return width * log(spec.original_sequence_length / (2 * pi * turns)) / (2 * log(base))
 
     first = max(pair(float(spec.beta_fast)) // 1, 0)

@@ -15,13 +15,14 @@ class Sampling:
     temperature: float = 0.8
     """Divisor of the logits; 0: the most probable token is taken."""
     top_p: float = 1.0
-    """Share of probability: only the most probable tokens that together have this share are drawn (Holtzman et al.
-    2020, nucleus sampling)."""
+    """Probability: a token is drawn from the fewest most probable tokens that together have at least this probability
+    (Holtzman et al. 2020, nucleus sampling)."""
     seed: int = 0
 
 
 def readable(text: str) -> str:
-    """Return the text as a terminal can show it: a model that has learnt little writes control characters, too."""
+    """Return the text with unprintable characters replaced: a model that has learnt little also writes control
+    characters."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 

@@ -1,9 +1,9 @@
 """Top-k experts: each token goes to the experts that the router scores highest, as in Mixtral (arXiv 2401.04088) and
-DeepSeek (arXiv 2412.19437). No expert is ever full, so no token depends on another.
+DeepSeek (arXiv 2412.19437). Experts have no capacity limit, so the result for a token does not depend on other tokens.
 
-Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps it
-grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, over each
-sequence or over the whole step, has a gradient. A z-loss keeps the router's outputs small.
+Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps, the
+bias grows for experts with fewer tokens than the mean, and shrinks for experts with more. An auxiliary loss, computed
+per sequence or over the whole step, adds a gradient. A z-loss keeps the router's outputs small.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class TopKExperts(StackedFeedForward):
-    """Experts of a layer, with the routing of each token to its top k."""
+    """Experts of a layer, with top-k routing."""
 
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(count, spec.hidden_size, spec.expert)
@@ -42,7 +42,7 @@ class TopKExperts(StackedFeedForward):
         saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] ->
-        [B, T, H]. `saved`: routing decision, made by this pass unless it was made before."""
+        [B, T, H]. `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass."""
         saved = saved or SavedDecision()
         routes = self.routes(logits, statistics, decision=saved.decision)
         saved.decision = routes.decision
@@ -74,7 +74,7 @@ class TopKExperts(StackedFeedForward):
             weights = statistics.attach(weights, decision.counts, refused, entropy, losses, self._step_loss(scores))
         return Routes(decision, weights)
 
-    # Rows: the choices in the order of all experts, which may be on other ranks.
+    # Rows: the choices, sorted by expert. The experts may be on other ranks.
 
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """Return a row for each choice of each token: tokens [N, H] -> [N * k, H]."""
@@ -107,7 +107,7 @@ class TopKExperts(StackedFeedForward):
 
     def _unbiased_counts(self, scores: Tensor, counts: Tensor) -> Tensor | None:
         """Return how often each expert is among the top k of scores [N, experts]; None if no loss needs the counts.
-        `counts`: the same with the balancing bias."""
+        `counts`: the counts with the balancing bias."""
         if self._spec.balance_over != "Step":
             return None
         if self.balancing_bias is None:

@@ -1,4 +1,4 @@
-"""Writes that survive a crash of the machine once the call returns."""
+"""Building blocks of writes that survive a crash of the machine: atomic write, rename to an unused name, flush."""
 
 import ctypes
 import errno
@@ -8,7 +8,7 @@ from pathlib import Path
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 """From linux/fcntl.h and linux/fs.h."""
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""Errors of renameat2 if the file system or the kernel does not support it."""
+"""Error numbers of renameat2 on a file system or kernel without support for it."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -23,10 +23,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename a file to an unused name. Raises FileExistsError if the name is taken.
+    """Rename a file to an unused name. Raises FileExistsError if the name is taken. The caller flushes the folder.
 
-    Some file systems lack renameat2's RENAME_NOREPLACE (NFS), some lack hard links (CIFS, many FUSE ones). On a file
-    system without both, two writers could not be kept apart, and OSError is raised.
+    Some file systems lack renameat2's RENAME_NOREPLACE (NFS), some lack hard links (CIFS, many FUSE ones). Without
+    either, a second writer could not be excluded: raises OSError.
     """
     number = _rename_new(os.fsencode(source), os.fsencode(target))
     if number == 0:

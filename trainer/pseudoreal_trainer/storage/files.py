@@ -64,7 +64,7 @@ class FileStorage:
         write_atomically(self.path, text)
 
     def find(self, name: str) -> Sequence[Path]:
-        # `glob` skips unreadable entries: after a short failure, the volume would look empty.
+        # Not `glob`, which skips unreadable entries: during a short failure, the volume would look empty.
         try:
             folders = [self.path / folder for folder in os.listdir(self.path)]
         except FileNotFoundError:
@@ -121,8 +121,8 @@ class FileContent:
 
 
 def _pread(path: Path, descriptor: int, view: memoryview, begin: int) -> int:
-    """Read from offset `begin` into the start of `view`; return the number of bytes. Raises OSError with the path,
-    which the system's own error lacks."""
+    """Read from offset `begin` into the start of `view`; return the number of bytes. Raises OSError with the path; the
+    system's own error has none."""
     try:
         return os.preadv(descriptor, [view], begin)
     except OSError as error:
@@ -141,8 +141,8 @@ class FileOutput:
         self._flush(len(content))
 
     def _flush(self, size: int) -> None:
-        """Start an fdatasync of the bytes written so far on the flush thread, so that `finish` has little left to wait
-        for."""
+        """Count `size` new bytes. Once `_FLUSHED_BYTES` are not flushed, start an fdatasync on the flush thread, so
+        that `finish` has little left to write."""
         self._unflushed += size
         if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
             self._await_flush()

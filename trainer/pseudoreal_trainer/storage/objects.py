@@ -68,7 +68,7 @@ class ObjectStorage:
             with _asking(self.path) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")
         except FileExistsError:
-            # The answer to our own request may have been lost, and the request sent a second time.
+            # The response to this request may have been lost, and the request repeated.
             if self.read() != text.encode():
                 raise
 
@@ -139,7 +139,7 @@ class ObjectOutput:
         self._finished = False
 
     def write(self, content: memoryview) -> None:
-        """Append content. It is sent in parts of equal size, which some servers require."""
+        """Append content. All parts but the last have equal size, as some servers require."""
         begin = 0
         with _asking(self._path):
             while begin < len(content):
@@ -162,7 +162,7 @@ class ObjectOutput:
                 self._file.discard()
         except (OSError, StorageUnavailable) as error:
             log.warning("upload_not_aborted", file=str(self._path), error=str(error))
-        # Otherwise garbage collection closes the file, which uploads the rest, or fails to.
+        # Otherwise garbage collection would close the file and try to upload the rest.
         self._file.closed = True
 
 

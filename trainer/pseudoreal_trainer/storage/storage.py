@@ -19,7 +19,7 @@ class Output(Protocol):
         """Append `content`. The caller may change the buffer afterwards."""
 
     def finish(self) -> None:
-        """Finish the file. Its content then survives a crash of the machine. On a file system, its name does so once
+        """Finish the file. The content then survives a crash of the machine. On a file system, the name survives once
         `Storage.complete` has written the last file of the folder."""
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Storage(Protocol):
     def content(self) -> Content: ...
 
     def output(self, size: int) -> Output:
-        """Start a new file, which does not exist yet and will have `size` bytes."""
+        """Create the file, which must not exist yet and will have `size` bytes."""
 
     def replace(self, text: str) -> None:
         """Write the file atomically: readers see the old text or the new text."""
@@ -59,7 +59,7 @@ class Storage(Protocol):
         """Write the file atomically if it does not exist. Raises FileExistsError if another process has written it."""
 
     def complete(self, text: str) -> None:
-        """Write the last file of its folder. If it exists after a crash, so do all files written before."""
+        """Write the last file of its folder. If this file exists after a crash, so do all files of the folder."""
 
     def glob(self, pattern: str) -> Sequence[StoragePath]:
         """Return the matching files below this folder, in the order of their names. Raises ValueError or

@@ -1,4 +1,4 @@
-"""All rules on a job, in the order of the CRD: on its storage, operation and pods here. Rules on its name."""
+"""Rules on a job's storage, operation, pods and name; and all rules on a job, in the order of the CRD."""
 
 from pseudoreal_api.names import HOST_NAME_CHARACTERS, RESERVED_ENV, RESERVED_ENV_PREFIXES
 from pseudoreal_api.spec.rules.model import MODEL_RULES

@@ -1,4 +1,4 @@
-"""Text to native token files: reading of inputs, tokens, shards, and the processes that make them.
+"""Preparation of native token files from text: input formats, tokenization, shards, and the worker processes.
 
-Reading the files for training is in `data` and `data.tokens`.
+For training, `data` and `data.tokens` read the files.
 """

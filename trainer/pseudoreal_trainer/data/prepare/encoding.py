@@ -14,7 +14,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 @dataclass(frozen=True, slots=True)
 class Document:
     tokens: NDArray[np.unsignedinteger]
-    """[n], without the end token."""
+    """Tokens of the document without the end token, [n]."""
     text_bytes: int
 
 
@@ -23,7 +23,7 @@ class Encoder:
     tokenizer: Tokenizer
 
     def document(self, content: Text | Ids) -> Document:
-        """Return the document. Raises Malformed if the content cannot become one."""
+        """Return the tokenized document. Raises Malformed if the content cannot be used."""
         found = self._of_tokens(content) if isinstance(content, np.ndarray) else self._of_text(content)
         if (found.tokens == self.tokenizer.end_of_document).any():
             raise Malformed(f"it has the token {self.tokenizer.end_of_document} inside, which ends documents")
@@ -59,7 +59,7 @@ class Encoder:
 
 
 class Faults:
-    """Number of documents left out because they are malformed."""
+    """Counter of malformed documents, which are left out, with a limit."""
 
     def __init__(self, most: int, count: int = 0) -> None:
         self.most, self.count = most, count

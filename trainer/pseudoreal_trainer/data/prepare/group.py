@@ -30,7 +30,7 @@ RECORDS = "prepared"
 
 
 class Done(ApiModel):
-    """A shard that exists."""
+    """Record of a finished shard."""
 
     shard: Shard
     records: int
@@ -57,7 +57,7 @@ class Progress(shards.Progress, Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that one process needs to know about a group."""
+    """Task of a worker process: a group of inputs, the options, and the output folder."""
 
     group: Group
     settings: Settings
@@ -110,7 +110,7 @@ def _intact_shards(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> lis
 
 
 def _remove_leftovers(work: Work, intact: int) -> None:
-    """Remove the index, which would list shards that are replaced now, and the group's shards from number `intact` on,
+    """Remove the index, because shards that it lists will be replaced, and the group's shards from number `intact` on,
     finished or not."""
     (work.folder / INDEX).unlink(missing_ok=True)
     first = work.group.number * shards.MOST_PER_GROUP
@@ -123,7 +123,7 @@ def _remove_leftovers(work: Work, intact: int) -> None:
 def _write_shards(
     work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRecord, faults: Faults
 ) -> Iterator[Done]:
-    """Write and yield the shards after those of the record."""
+    """Write and yield the shards that the record does not list yet."""
     target = Target(
         work.folder, work.group.number, tokenizer.vocabulary, tokenizer.end_of_document, work.settings.sequence
     )

@@ -32,7 +32,7 @@ KINDS = "*.jsonl, *.json or *.txt (also .gz or .zst), *.parquet, *.fast_llm_data
 @dataclass(frozen=True)
 class Input:
     name: str
-    """Its path below the given folder, or its own name."""
+    """Path below the given folder; for a file or MDS folder that was given itself, its name."""
     path: Path
     files: tuple[Path, ...]
     """The files that are read."""
@@ -119,7 +119,7 @@ def _size(files: tuple[Path, ...]) -> int:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the suffix that determines the reader."""
+    """Return the suffix that determines the reader; None: there is no reader for the file."""
     if path.suffix in _COMPRESSED:
         inner = Path(path.stem).suffix
         return inner if inner in _WITH_COMPRESSION else None

@@ -39,7 +39,7 @@ class Prepared:
     index: Index
     malformed: int
     padding: int
-    """Number of tokens that only pad rows."""
+    """Number of padding tokens in all shards."""
 
 
 def prepare(
@@ -73,7 +73,8 @@ def prepare(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder: no other process of this machine prepares it. The lock ends with the process."""
+    """Hold a lock that keeps other processes of this machine from preparing the folder. The lock ends with the
+    process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)

@@ -81,7 +81,7 @@ class Target:
         return self.group * MOST_PER_GROUP + index
 
     def write(self, index: int, documents: list[Document]) -> tuple[Shard, int]:
-        """Write a shard; return it and the number of tokens that only pad rows."""
+        """Write a shard. Return its entry in the index, and its number of padding tokens."""
         padding = 0
         number = self.number(index)
         with ShardWriter(
@@ -96,7 +96,7 @@ class Target:
             return writer.finish(), padding
 
     def _order(self, documents: list[Document], index: int) -> Iterator[int | None]:
-        """Yield indices of documents; None for padding, an empty document."""
+        """Yield the indices of documents in the order of writing; None: an empty document as padding."""
         if self.sequence is None:
             yield from self._shuffled(len(documents), index)
             return

@@ -1,7 +1,7 @@
-"""Worker processes that prepare groups, each one group at a time.
+"""Worker processes that prepare groups, one group at a time.
 
-They are spawned, because the tokenizers library must not be forked once it has threads. Each has one thread for
-encoding. They end with the process that started them, even if that process is killed.
+Workers are spawned, because the tokenizers library must not be forked once it has threads. Each worker encodes on one
+thread. Workers end with their parent process, even if the parent is killed.
 """
 
 import multiprocessing
@@ -38,7 +38,7 @@ class Totals:
     """Progress of all groups. Shards of an earlier run count only as bytes read."""
 
     read_bytes: int
-    """Bytes of the inputs."""
+    """Bytes of the inputs read so far."""
     text_bytes: int
     tokens: int
     documents: int
@@ -72,8 +72,8 @@ class TokenizerPath:
 def prepare_groups(
     works: Sequence[Work], tokenizer: TokenizerPath, workers: int, tick: Callable[[Totals], None]
 ) -> list[GroupRecord]:
-    """Return the record of each group. `tick` is called repeatedly meanwhile. Raises InvalidJobError for the first
-    input that cannot be used, and TrainingError if a process fails."""
+    """Return the record of each group. `tick` is called with the totals at least every `_TICK_SECONDS`. Raises
+    InvalidJobError for the first input that cannot be used, and TrainingError if a process fails."""
     shared = _CONTEXT.RawArray("q", _COUNTS * len(works))
     counts = _counts(shared)
     waiting, found = deque(range(len(works))), dict[int, GroupRecord]()
@@ -94,7 +94,7 @@ def prepare_groups(
 
 
 class _Worker:
-    """A worker process, seen from its parent."""
+    """The parent's handle of a worker process."""
 
     def __init__(self, shared: Any, tokenizer: TokenizerPath) -> None:
         self.connection, theirs = _CONTEXT.Pipe()

@@ -1,4 +1,4 @@
 """Tokenizers: their files, their training, and the number of text bytes of each token.
 
-Where text comes from and where tokens go is decided in `prepare`.
+`data.prepare` reads texts and writes tokens.
 """

@@ -15,10 +15,10 @@ from pseudoreal_trainer.storage.storage import storage_of
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE = (TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
-"""Files that say how texts of the tokenizer start and end."""
+"""Files beside tokenizer.json that define how texts start and end."""
 _FOLDER = "tokenizer"
 _FILES = (TOKENIZER_FILE, *BESIDE, "config.json")
-"""Files that are kept; the last one may name the end-of-document token."""
+"""Files that are kept with the checkpoints; config.json may name the end-of-document token."""
 
 
 def tokenizer_file(path: Path) -> Path:

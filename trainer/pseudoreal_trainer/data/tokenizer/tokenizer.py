@@ -21,8 +21,8 @@ BYTES = "bytes"
 
 
 class Tokenizer(Protocol):
-    """Tokens are the numbers 0..vocabulary-1. Special strings in a text are encoded as plain text: a web page must not
-    be able to forge the end of a document."""
+    """Conversion between text and tokens, numbers 0..vocabulary-1. Special strings in a text are encoded as plain text:
+    a web page must not be able to forge the end of a document."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -46,10 +46,10 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: str | Path, end_of_document: int | None = None) -> Tokenizer:
-    """Return the tokenizer in a file or a folder, or for BYTES. Raises InvalidJobError if it cannot be used.
+    """Return the tokenizer at `path`: a file, a folder, or BYTES. Raises InvalidJobError if it cannot be used.
 
     `end_of_document`: the token that ends documents; None for the token named by the files beside `tokenizer.json`. Not
-    all uses need one, so an error about it is raised only when it is read.
+    all uses need this token, so a missing token is an error only when `Tokenizer.end_of_document` is read.
     """
     if str(path) == BYTES:
         return ByteTokenizer(_checked(0 if end_of_document is None else end_of_document, 256))
@@ -160,8 +160,8 @@ def named_token(folder: Path, kind: Literal["bos", "eos"]) -> str | int | None:
     """Return the token that starts or ends a text, as text or number: from `tokenizer_config.json`, else from
     `config.json`.
 
-    Chat models list several end tokens in `config.json`; the first is the one of pre-training. Raises InvalidJobError
-    if a file is damaged.
+    Chat models list several end tokens in `config.json`; the first is the end token of pre-training. Raises
+    InvalidJobError if a file is damaged.
     """
     token = json_object(folder / "tokenizer_config.json").get(f"{kind}_token")
     text = token.get("content") if isinstance(token, dict) else token

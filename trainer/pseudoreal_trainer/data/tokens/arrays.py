@@ -45,8 +45,8 @@ def _numpy_run(path: StoragePath) -> Run:
 
 
 def _header(path: StoragePath, head: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether the array is in Fortran order (if that matters), and dtype. Leaves `head` at the first
-    number."""
+    """Return the shape, whether the array has several axes in Fortran order, and the dtype. Leaves `head` at the first
+    element."""
     try:
         version = np.lib.format.read_magic(head)
         if version not in _READERS:

@@ -1,5 +1,5 @@
-"""Token files of a folder in any of the formats, and the check that their documents end with the token used in training
-as the end of a document."""
+"""Opens the token files of a folder, in any of the formats, and checks that the documents end with the end-of-document
+token of the training."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -26,8 +26,8 @@ _PLACES, _PORTION = 16, 1 << 18
 
 def token_files(kind: Format, folder: StoragePath, pattern: str = "", dtype: RawType = "uint16") -> TokenFiles:
     """Return the token files of a folder. `pattern`: the files of tokens, in the order of their names (Megatron's
-    X.bin, nanotron's X.ds); native files are listed in their index. `dtype`: of raw files. Raises InvalidJobError if no
-    file matches or a file is damaged."""
+    X.bin, nanotron's X.ds); native files are listed in their index. `dtype`: dtype of raw files. Raises InvalidJobError
+    if no file matches or a file is damaged."""
     match kind:
         case "Native":
             return native_files(folder)
@@ -52,9 +52,9 @@ def _find(folder: StoragePath, pattern: str) -> list[StoragePath]:
 
 
 def check_ends(kind: Format, files: TokenFiles, end: int) -> None:
-    """Check a few documents of files that do not record their end token. Raises InvalidJobError if a document does not
-    end with the token `end`, or if NumPy or raw files, which have no table of documents, do not contain `end` at any
-    checked place. Nanotron files without an index are not checked."""
+    """Check that a few documents end with the token `end`. Raises InvalidJobError if a document does not. NumPy and raw
+    files have no table of documents: raises if `end` is at none of the checked places. Native files record their end
+    token and are not checked, nor are Nanotron files without an index."""
     most = max(1, _DOCUMENTS // max(1, len(files.runs)))
     match kind:
         case "Native":

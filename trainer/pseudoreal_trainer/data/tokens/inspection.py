@@ -15,7 +15,7 @@ from pseudoreal_trainer.data.tokens.runs import TokenFiles, check_size
 from pseudoreal_trainer.errors import InvalidJobError
 
 _LOOKED_AT = 1 << 20
-"""Tokens searched for ends of documents, if no table lists them."""
+"""Number of tokens searched for ends of documents, if no table lists the documents."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Inspection:
     format: str
     files: TokenFiles
     facts: dict[str, Any] = field(default_factory=dict)
-    """Further facts of this format."""
+    """Name of a further fact about the files -> value."""
     ends: tuple[int, ...] | None = None
     """Token offset of the end of each of the first documents; None: no table lists them."""
 

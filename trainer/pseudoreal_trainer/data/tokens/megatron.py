@@ -31,12 +31,12 @@ _MAGIC, _VERSION = b"MMIDIDX\0\0", 1
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _FLOATS = {6: "float64", 7: "float32"}
 _PORTION = 1 << 20
-"""Entries of a table in memory at a time."""
+"""Number of entries of a table read at a time."""
 
 
 @dataclass(frozen=True)
 class MegatronIndex:
-    """The header of an `.idx`, and the locations of its tables. The tables may be larger than the memory."""
+    """The header of an `.idx`, and the locations of its tables. The tables may not fit into memory."""
 
     path: StoragePath
     dtype: np.dtype[Any]
@@ -156,8 +156,8 @@ def verify(index: MegatronIndex) -> None:
 
 
 def documents_without_end(index: MegatronIndex, tokens: StoragePath, end: int, most: int) -> int:
-    """Return the number of documents that do not end with the end-of-document token, out of at most `most` checked
-    ones, spread evenly over the file."""
+    """Check at most `most` documents, spread evenly over the file. Return the number of documents that do not end with
+    the token `end`."""
     found, width = 0, index.dtype.itemsize
     count = min(most, index.documents)
     for number in range(count):

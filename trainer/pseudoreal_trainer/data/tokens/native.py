@@ -30,7 +30,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 VERSION: Literal[1] = 1
 INDEX = "index.json"
 MOST_SHARD_BYTES = 2**31
-"""Largest size of the tokens of a shard."""
+"""Largest size of a shard's tokens, in bytes."""
 LENGTHS = np.dtype("<u4")
 
 TokenType = Literal["uint16", "uint32"]
@@ -47,7 +47,7 @@ class Shard(ApiModel):
 
 
 class Index(ApiModel):
-    """The content of `index.json`. Its shards are one run of tokens in this order."""
+    """The content of `index.json`. The shards, in this order, are one sequence of tokens."""
 
     version: Literal[1]
     dtype: TokenType

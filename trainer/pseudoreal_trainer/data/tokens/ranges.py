@@ -28,8 +28,8 @@ _MOST_REQUESTED = 16 << 20
 
 
 class Blocks(NamedTuple):
-    """Cutting of objects into blocks, which are requested and cached whole. Blocks are counted over all runs as if the
-    runs were contiguous, so that blocks can coincide with the blocks of a window order."""
+    """How objects are cut into blocks. Blocks are requested and cached as a whole. Blocks are numbered over all runs as
+    if the runs were contiguous, so that blocks can coincide with the blocks of a window order."""
 
     size: int = 64 << 10
     """Bytes from one block to the next. In a random order almost no two windows share a block, so blocks are little
@@ -54,7 +54,7 @@ class RangeReader(Protocol):
     """Reader of byte ranges. Used by one thread at a time."""
 
     def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
-        """Fill the buffer's bytes named by the ranges. Raises TrainingError if a file is missing, too short, or
+        """Read each range into its place in `buffer`. Raises TrainingError if a file is missing, too short, or
         unreadable."""
 
     def close(self) -> None: ...
@@ -129,7 +129,7 @@ def _open_file(run: Run) -> int:
 
 
 _Block = tuple[int, int]
-"""Number of a run, and number of a block that overlaps it."""
+"""Number of a run, and number of a block that overlaps the run."""
 
 
 class ObjectReader:
@@ -186,7 +186,7 @@ class ObjectReader:
         return contents
 
     def _range(self, run: int, number: int) -> tuple[int, int]:
-        """Return the first byte, in the run's file, of its part of a block, and the offset after its last byte."""
+        """Return the run's part of a block, as offsets in the run's file: first byte, and end (exclusive)."""
         first, header = self._firsts[run], self._runs[run].begin
         end = (number + 1) * self._cut.size + self._cut.overlap
         return max(number * self._cut.size, first) - first + header, min(end, self._firsts[run + 1]) - first + header

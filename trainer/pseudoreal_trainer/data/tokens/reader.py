@@ -44,8 +44,8 @@ class TokenReader:
         return found.astype(np.int32)
 
     def _check(self, found: NDArray[Any], starts: Starts) -> None:
-        """Check the tokens in the files' own type, which is the narrowest. Viewed as unsigned, negative numbers are
-        large."""
+        """Raise TrainingError if a token is not below the vocabulary. The check uses the files' dtype, which is the
+        narrowest. Viewed as unsigned, negative tokens are large."""
         unsigned = found.view(self._unsigned)
         if unsigned.max() >= self._vocabulary:
             row, column = np.argwhere(unsigned >= self._vocabulary)[0].tolist()

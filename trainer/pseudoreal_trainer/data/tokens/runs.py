@@ -18,7 +18,7 @@ class Run:
     begin: int
     """Offset of the first token in bytes."""
     dtype: np.dtype[Any]
-    """Integers, with their byte order."""
+    """Integer dtype of a token, with byte order."""
     count: int
 
     @property
@@ -65,7 +65,7 @@ class TokenFiles:
 
 def size_of(path: StoragePath, named_by: StoragePath | None = None) -> int:
     """Return the size of a file in bytes. Raises InvalidJobError if it is missing. `named_by`: the file that refers to
-    it."""
+    `path`."""
     try:
         return storage_of(path).size()
     except FileNotFoundError as error:

@@ -12,8 +12,8 @@ _PORTION = 1 << 20
 
 
 def read_chunks(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield contents in chunks, with the number of bytes of the file read so far. Raises InvalidJobError if the file is
-    damaged or truncated: neither may look like the end of a text."""
+    """Yield the content in chunks, each with the number of bytes of the file read so far. Raises InvalidJobError if the
+    file is damaged or truncated: neither may look like the end of a text."""
     match file.suffix:
         case ".gz":
             return _gzip(file)

@@ -1,8 +1,8 @@
 """Files prepared by Fast-LLM (`fast_llm_prepared_dataset`).
 
-Layout: the magic; u64 big-endian offset of the description; "lm begin", and in it "token begin", the tokens,
-i64[documents + 1] starts of documents and the end of the last one, "token end"; perhaps more; and the description at
-the end: u32 big-endian size, and JSON.
+Layout, in order: magic; u64 big-endian offset of the description; "lm begin"; "token begin"; tokens; i64 little-endian
+[documents + 1], start of each document and end of the last; "token end"; possibly other sections; description: u32
+big-endian size, then JSON.
 """
 
 import os

@@ -155,7 +155,8 @@ class _Column:
 def _documents(
     place: str, column: _Column, sample: memoryview, joined: Joined
 ) -> Iterator[Callable[[], Text] | Callable[[], Ids]]:
-    """Yield the documents that end in this sample."""
+    """Yield a function for each document that ends in this sample; the function returns the document's text or tokens.
+    Raises InvalidJobError if the sample is damaged."""
     try:
         value = column.value_in(sample)
         if column.encoding == "str":
@@ -167,7 +168,8 @@ def _documents(
 
 
 def _content(file: Path, most: int) -> bytes:
-    """Return the whole shard, 64 MiB by default. Raises InvalidJobError if it has more than `most` bytes."""
+    """Return the content of the whole shard (64 MiB with the writer's default). Raises InvalidJobError if the shard has
+    more than `most` bytes."""
     parts, size = list[bytes](), 0
     for content, _ in read_chunks(file):
         parts.append(content)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Text = Iterable[str]
 """The text of a document in pieces, so that it need not be in memory as a whole."""
 Ids = NDArray[np.integer]
-"""A document that is already tokens, [n]; the last one may be the end-of-document token."""
+"""A tokenized document, [n]; the last token may be the end-of-document token."""
 
 
 class Malformed(ValueError):

@@ -12,7 +12,8 @@ from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, T
 MOST_LINE_BYTES = 256 << 20
 """Maximum number of bytes in a JSON line, which is parsed as a whole."""
 PIECE = 1 << 20
-"""Maximum number of characters in a piece of text: a tokenizer needs some hundred bytes of memory per character."""
+"""Maximum number of characters in a piece of text. Texts are cut to bound memory: a tokenizer needs in the order of 100
+bytes per character."""
 
 
 def text_records(file: Path) -> Iterator[Record]:
@@ -81,7 +82,8 @@ def _too_long() -> Text:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
-    """Yield lines without line ends, None for a line that is too long, each with the bytes of the file read so far."""
+    """Yield each line without its line end, and the number of bytes of the file read so far. None: the line is too
+    long."""
     begun = _Line()
     position = 0
     for content, position in read_chunks(file):
