@@ -1,6 +1,6 @@
 """Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
 
-The sentences are in the rank's own message, or in its pod's message if the rank could not leave one.
+A sentence is part of the rank's own message. If the rank left no message, the sentence is part of the pod's message.
 """
 
 import errno
@@ -33,7 +33,7 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 class MemoryShortage:
     on_gpu: bool
     text: str
-    """Phrase about the failed allocation, with the requested amount if known."""
+    """Phrase about the failed allocation, with the requested number of bytes if known."""
 
 
 def lack_of_memory(error: BaseException) -> MemoryShortage | None:

@@ -53,7 +53,8 @@ class LocalRanks:
         self.killed: set[int] = set()
 
     def check(self) -> None:
-        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found dead. Call repeatedly."""
+        """Check whether a rank was killed or has failed; `LAST_SECONDS` after the first such rank, kill all ranks. Call
+        repeatedly."""
         now = self._clock()
         if self._died_since is None and any(self._has_died(*rank) for rank in self._ranks()):
             self._died_since = now
@@ -65,7 +66,7 @@ class LocalRanks:
         return all(process_state(pid) in _DEAD for _, pid in self._ranks())
 
     def _has_died(self, local_rank: int, pid: int) -> bool:
-        """Return whether the rank is dead after a kill or a failure."""
+        """Return whether the rank is dead, and was killed or has failed."""
         if process_state(pid) not in _DEAD:
             return False
         outcome = read_outcome(self._folder.path, local_rank)
@@ -89,16 +90,16 @@ class LocalRanks:
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
-"""Seconds between a SIGTERM and the moment at which torchrun kills its ranks (its default: 30 s): time for the current
-step and a save. In a pod, the operator sets fewer seconds than the pod's grace period."""
+"""Seconds from a SIGTERM until torchrun kills its ranks (torchrun's default: 30 s): time for the current step and a
+save. In a pod, the operator sets the variable to less than the pod's grace period."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks of the ranks."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Configuration of a pod's ranks, the same for every start. `worker` is the Python module that every rank runs,
-    `file` the path of its configuration."""
+    """Configuration of a pod's ranks, the same for every start. `worker`: Python module that every rank runs. `file`:
+    path of the phase's configuration file, the module's argument."""
 
     config: PhaseConfig
     file: Path
@@ -112,14 +113,15 @@ class Launch:
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
     def has_newer_membership(self, identity: RendezvousIdentity) -> bool:
-        """Return whether the operator has announced a restart later than the identity's."""
+        """Return whether the operator has announced a membership for a later restart than the identity's."""
         membership = self.folder.membership()
         return membership is not None and membership.restart > identity.restart
 
 
 @dataclass(frozen=True)
 class RanksResult:
-    """End of a pod's ranks. `may_restart`: whether they may be restarted in place; then none of them is alive."""
+    """How a pod's ranks ended. `may_restart`: whether the ranks may be restarted in place; if true, all ranks are
+    dead."""
 
     message: TerminationMessage
     may_restart: bool
@@ -156,7 +158,8 @@ def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) ->
 
 
 def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod, which a spare may replace, was asked to stop."""
+    """Return whether all ranks saved and ended because another pod was asked to stop. A spare pod may replace that
+    pod."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
@@ -197,7 +200,7 @@ def _run_torchrun(
         if launch.has_newer_membership(identity):
             local_ranks.kill_all("a spare pod has taken a place")
             if not launch.folder.has_ranks():
-                process.terminate()  # torchrun waits for a pod that does not come
+                process.terminate()  # torchrun waits for a pod that never arrives
         local_ranks.check()
 
 

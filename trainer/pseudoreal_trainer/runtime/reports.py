@@ -87,16 +87,16 @@ class Endpoint:
     token: Path
     """File of the service account token, renewed by the kubelet while the pod runs."""
     authority: Path
-    """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
+    """File with the CA certificates that verify the endpoint, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer that had any, as PEM text; None before the first one.
+    """CA certificates from the newest answer with certificates, as PEM text; None before the first.
 
     The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
     answer comes over a connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
-    """Trust set of the last successful verification."""
+    """CA certificates of the last successful verification, as PEM text; None before the first."""
     _idle: HTTPSConnection | None = field(default=None, init=False, repr=False, compare=False)
     """Open connection of the previous report: a handshake costs more than a report."""
 
@@ -186,7 +186,7 @@ def _seconds(retry_after: str | None) -> float:
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""Seconds to wait for the last report, which carries the checkpoint of a pod asked to stop."""
+"""Seconds to wait for the last report. If the pod was asked to stop, this report carries its last checkpoint."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()

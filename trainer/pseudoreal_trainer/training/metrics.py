@@ -1,6 +1,7 @@
-"""Progress reports of the first rank, with its speed and memory use.
+"""Progress reports of the first rank, with speed and memory use.
 
-Each step gives a line in metrics.jsonl; the log gets at most one line a second.
+Each step adds a line to metrics.jsonl. The log gets at most one line a second, apart from validations and important
+steps.
 """
 
 import resource
@@ -37,10 +38,10 @@ from pseudoreal_trainer.training.start import device_kind
 class Gauges:
     sizes: Sizes
     tokens: int
-    """Tokens of one step, over all ranks."""
+    """Number of tokens of one step, over all ranks."""
     ranks: int
     peak: float | None
-    """Peak operations per second of the device in the compute type; None if unknown."""
+    """Peak floating-point operations per second of the device in the compute type; None if unknown."""
     device: torch.device
 
     def operations(self, counted: Counts | None = None) -> float:
@@ -75,7 +76,7 @@ def phase_gauges(config: PhaseConfig, ranks: Ranks) -> Gauges:
 
 
 _WINDOW = 20
-"""Number of recent steps in the average of the step time."""
+"""Number of newest steps over which the step time is averaged."""
 _LOG_SECONDS = 1.0
 
 log = structlog.get_logger()
@@ -90,11 +91,11 @@ class Meter:
         self.seconds = 0.0
         """Seconds of all steps of this process, without validation and checkpoints."""
         self.waited = 0.0
-        """Seconds of the newest step during which reductions and updates blocked the main thread."""
+        """Seconds of the newest step for which reductions and updates blocked the main thread."""
         self.data_seconds = 0.0
         """Seconds of the newest step spent waiting for samples."""
         self.waits = dict.fromkeys(self._waits(), 0.0)
-        """Seconds waited in all steps, by cause: data, reductions or updates."""
+        """Cause (data, reductions, updates) -> seconds waited in all steps of this process."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
@@ -111,7 +112,7 @@ class Meter:
         self.waited = waits["reductions"] + waits["updates"]
 
     def _waits(self) -> dict[str, float]:
-        """Return the total seconds waited so far, by cause, including waits during validation and checkpoints."""
+        """Return cause -> total seconds waited so far, including waits during validation and checkpoints."""
         reductions, updates = self._heartbeat.reductions, self._heartbeat.updates
         return {
             "data": self._waited_for_data(),

@@ -142,7 +142,8 @@ def require_compiler() -> None:
 def open_engine(
     config: PhaseConfig, layout: Layout, ranks: Ranks, end_of_document: int | None = None
 ) -> Iterator[Engine]:
-    """Create this rank's engine and close it at the end. Collective: every rank calls this.
+    """Create this rank's engine for a context, and close the engine after the context. Collective: every rank calls
+    this.
 
     The token `end_of_document` ends documents, and attention stays within them; None: attention spans whole sequences.
     Raises TrainingError if the state does not fit into its home.
@@ -174,9 +175,9 @@ def open_engine(
 
 
 def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> None:
-    """Load this rank's shard of the state into its homes; each rank reads only its shard.
+    """Load this rank's shard of each unit's state into the unit's home. Each rank reads only its shard.
 
-    `imported` are weights of another program for a fresh start.
+    `imported`: weights of another program for a fresh start; None: random weights.
     """
     for index, unit in enumerate(engine.units):
         if engine.state.has(index):
@@ -228,7 +229,7 @@ def _load_vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor
 
 
 def _read_parts(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
-    """Return the tensor parts of an extent, read and joined, [length of the extent]; zeros after the end of the
+    """Read the tensor parts of an extent and return them joined, [length of the extent]; zeros after the end of the
     unit."""
     found = torch.zeros(len(extent), dtype=dtype)
     for part in parts_of(unit, extent):

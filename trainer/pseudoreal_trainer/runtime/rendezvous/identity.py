@@ -1,4 +1,4 @@
-"""Identity of a pod at a rendezvous: its worker index, and the rendezvous' name, address, key and time limits.
+"""Identity of a pod at a rendezvous: the worker index of the pod; name, address, key and time limits of the rendezvous.
 
 Imports no torch.
 """
@@ -64,8 +64,8 @@ RESTART_SECONDS = 30
 """Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
 restart with its next report."""
 SPARE_RESTART_SECONDS = 90
-"""Seconds for such a rendezvous in a job with spare pods: the operator first finds out which pod is lost, and informs
-each of the others in the answer to its next report."""
+"""Seconds for the rendezvous of a restart in place in a job with spare pods. The operator first finds out which pod is
+lost. Each other pod learns of the loss in the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 """Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
@@ -140,17 +140,17 @@ _MOST_BYTES = 1024**2
 
 
 def check_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that a pod with other pods to meet has the job's secret. Raises InvalidJobError if no file is named, and
-    TrainingError if the file cannot be read or is too short."""
+    """Check that the pod has the job's secret; do nothing if the execution has one pod. Raises InvalidJobError if no
+    file is named, and TrainingError if the file cannot be read or is too short."""
     if int(environment.get("PET_NNODES", "1")) > 1:
         _read_secret(environment)
 
 
 def rendezvous_key(environment: Mapping[str, str] = os.environ) -> bytes:
-    """Return the key of the rendezvous that the environment names, 32 bytes.
+    """Return the 32-byte key of the rendezvous named in the environment.
 
-    Each execution, restart in place and membership has a rendezvous with a name, and so a key, of its own: a worker is
-    refused at every rendezvous but its own. Raises the errors of `check_secret`.
+    The name, and so the key, differs between executions, restarts in place and memberships: a worker of one rendezvous
+    is rejected at every other. Raises the errors of `check_secret`.
     """
     name = environment["PET_RDZV_ID"].encode()
     return hmac.digest(_read_secret(environment), b"pseudoreal meeting\0" + name, "sha256")

@@ -23,7 +23,8 @@ from pseudoreal_trainer.runtime.rendezvous.handshake import (
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 _EARLY_BYTES = 2**20
-"""Most bytes kept until a tunnel starts. A client of the store sends far fewer before it waits for an answer."""
+"""Maximum number of bytes kept until a tunnel starts. A client of the store sends far fewer before it waits for an
+answer."""
 _PAUSE_SECONDS = 0.1
 """Seconds to pause after a connection could not be accepted."""
 Address = tuple[socket.AddressFamily, Any]
@@ -90,7 +91,8 @@ class _RelayEnd(asyncio.Protocol):
 
 
 async def relay(one: Connection, another: Connection, moved: Callable[[], None] = lambda: None) -> None:
-    """Start to relay bytes between two connections, until either end closes its own. Calls `moved` for each piece."""
+    """Start to relay bytes between two connections, and return. The relay ends when either peer closes its connection.
+    Calls `moved` for each piece received. Takes over both sockets."""
     loop, first, second = asyncio.get_running_loop(), _RelayEnd(moved), _RelayEnd(moved)
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())
