@@ -27,10 +27,11 @@ log = structlog.get_logger()
 def resolve_layout(
     config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[PhaseConfig, ChosenLayout | None]:
-    """Return the phase with its layout, and the layout itself if it was chosen here or in an earlier execution.
+    """Return the phase's config with its layout, and the layout if it was chosen automatically, here or in an earlier
+    execution; None if the job specifies the layout.
 
-    The search is pure, so the context of `while_searching` may end it at any point. Raises InvalidJobError if no layout
-    fits or the profile is invalid, and TrainingError if storage fails.
+    `while_searching`: context for the search. The context may end the search at any point, because the search is pure.
+    Raises InvalidJobError if no layout fits or the profile is invalid, and TrainingError if storage fails.
     """
     if not is_auto(config):
         return config, None

@@ -18,7 +18,7 @@ from pseudoreal_trainer.plan.sizes import Device
 
 @dataclass(frozen=True)
 class FastestLayouts:
-    """The fastest fitting layouts of a phase, best first, and the search for them."""
+    """The fastest layouts of a phase that fit, fastest first, and the search that found them."""
 
     phase: str
     found: list[tuple[Found, PhaseReport]]

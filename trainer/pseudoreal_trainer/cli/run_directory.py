@@ -124,8 +124,7 @@ def _without(fields: Json, names: tuple[str, ...]) -> Json:
 
 
 def _with_old_bounds(now: Json, before: Json) -> Json:
-    """Return the spec `now`, with the bounds of the last phase reset to the bounds in `before` where they have only
-    grown."""
+    """Return the spec `now`, in which the grown bounds of the last phase are reset to the bounds in `before`."""
     *earlier, last = now["phases"]
     old = before["phases"][-1]["until"]
     grown = {name: old[name] for name in _GROWING if name in old and last["until"].get(name, 0) >= old[name]}
@@ -133,7 +132,7 @@ def _with_old_bounds(now: Json, before: Json) -> Json:
 
 
 def first_difference(before: Any, now: Any, path: str) -> str | None:
-    """Return the path of the first difference with both values; None if there is none."""
+    """Return the path of the first difference, with both values; None if the two are equal."""
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = [(f"{path}.{key}", before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

@@ -45,8 +45,8 @@ class Document:
     node: yaml.Node
 
     def fault(self, sentence: str) -> Fault:
-        """Return the sentence as a fault at the first field path in its text: at the field's key, or at the nearest
-        enclosing key."""
+        """Return the sentence as a fault. The position is the key of the first field path in the sentence, or the
+        nearest enclosing key in the document."""
         mark = self.node.start_mark
         named = _PATH.search(sentence)
         node: yaml.Node | None = self.node

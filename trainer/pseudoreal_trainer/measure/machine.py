@@ -24,7 +24,7 @@ from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
 _NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
-"""Speed of messages for a single rank, which sends none."""
+"""Placeholder for the speed of messages of a single rank: a single rank sends none."""
 
 
 def messages_of_rank(device: torch.device) -> int:
@@ -36,7 +36,7 @@ def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: 
     """Measure as one rank among others; the first rank writes the speeds to the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
-        # Before anything is pinned: pinning creates a context on the current device, by default the first one.
+        # Before anything is pinned: pinning creates a context on the current device, by default device 0.
         torch.cuda.set_device(device)
     torch.set_num_threads(threads_of(world))
     ranks = Ranks(rank, world, device)

@@ -36,7 +36,8 @@ def connect(seconds: float, *, holds: bool = False) -> Store:
 
 
 def part_of(store: Store, name: str, seconds: float) -> Store:
-    """Return a part of the store under a prefix of its own; a read waits at most `seconds` for an entry."""
+    """Return a view of the store with the prefix `name` before each key. A read waits at most `seconds` for an
+    entry."""
     part = PrefixStore(name, store)
     part.set_timeout(timedelta(seconds=seconds))
     return part
@@ -59,12 +60,12 @@ class ResultStore:
         self._store.set(f"node/{rank}", node)
 
     def nodes(self, ranks: Collection[int], seconds: float) -> Nodes:
-        """Return the nodes of the given ranks as far as they have started, waiting up to `seconds` for all of them."""
+        """Return rank -> node for the given ranks that have started; wait up to `seconds` for all of them."""
         found = self._wait_for_each("node", ranks, seconds)
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
     def allow_measuring(self, is_complete: bool) -> None:
-        """Publish whether to measure: only if all ranks have started."""
+        """Publish whether the ranks may measure. `is_complete`: whether all ranks have started."""
         self._store.set("go", str(is_complete))
 
     def may_measure(self, seconds: float) -> bool:
@@ -107,7 +108,7 @@ class ResultStore:
 
 
 _QUOTED = 200
-"""Most characters quoted from an error."""
+"""Maximum number of characters quoted from an error."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Limits:
     """Time limits in seconds, so generous that only a hang exceeds them."""
 
     start: float = 600.0
-    """Limit until all ranks have started: some may still be reading their corpus."""
+    """Limit for the start of all ranks: some may still be reading their corpus."""
     product: float = 60.0
     """Limit for the matrix products."""
     pairing: float = 20.0
@@ -149,7 +150,8 @@ class CheckedRank:
 
 @dataclass
 class _PartialResult:
-    """Results so far of the measuring thread, which may hang; other threads read them here."""
+    """Results so far of the measuring thread. Another thread reads the results here, because the measuring thread may
+    hang."""
 
     product_seconds: float | None = None
     product_right: bool = False
@@ -213,7 +215,8 @@ def _measure_in_thread(own: CheckedRank, limits: Limits) -> RankResult:
 def _measure(own: CheckedRank, limits: Limits, notes: _PartialResult) -> None:
     begun = time.monotonic()
     try:
-        # A connection of its own: a read that waits for an absent partner must not block the answer on the main one.
+        # A separate connection: a read that waits for an absent partner must not block the answer on the main
+        # connection.
         store = connect(limits.answer) if own.world > 1 else None
         device = own.device()
         notes.product_seconds, notes.product_right = probes.product(device)

@@ -88,7 +88,7 @@ def _slow_faults(seconds: Mapping[int, float], nodes: Mapping[int, str], doing: 
 
 
 Nodes = Mapping[int, str]
-"""Node name of each started rank."""
+"""Rank -> node name, for started ranks."""
 _Pair = frozenset[int]
 
 _PARTNERS = {"across": "in other pods", "within": "in its pod"}
@@ -107,7 +107,8 @@ def diagnose_silent_leader(nodes: Nodes, seconds: float) -> Diagnosis:
 
 
 def diagnose(nodes: Nodes, results: Collection[RankResult], seconds: float) -> Diagnosis:
-    """Return the diagnosis on all ranks, given the node of every rank and the results arrived within `seconds`."""
+    """Return the diagnosis on all ranks. `nodes`: nodes of all ranks. `results`: results that arrived within
+    `seconds`."""
     answered = {result.rank for result in results}
     broken = [_silent_fault(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for result in results for fault in _product_faults(result)]
@@ -189,9 +190,9 @@ def _reason(pair_results: Mapping[tuple[int, int], PairResult], pair: _Pair) -> 
 
 
 _LISTED = 16
-"""Number of ranks with logged times, slowest products first."""
+"""Maximum number of ranks with logged times, slowest products first."""
 _QUOTED = 4
-"""Most faults named in the sentence."""
+"""Maximum number of faults named in the sentence."""
 
 _COLUMNS = ("product_ms", "across_ms", "within_ms")
 

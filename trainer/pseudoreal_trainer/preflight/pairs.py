@@ -22,7 +22,8 @@ class Pairing:
 
 
 def pairings(rank: int, workers: int, processes: int) -> list[Pairing | None]:
-    """Return the rank's pairings, one per round and as many for every rank; None for a round without a partner."""
+    """Return the rank's pairing of each round; None for a round without a partner. All ranks have the same number of
+    rounds."""
     worker, local = divmod(rank, processes)
     found: list[Pairing | None] = []
     for number in range(_rounds(workers)):
@@ -46,8 +47,8 @@ def _cycle(members: int) -> int:
 def _partner(member: int, members: int, number: int) -> int | None:
     """Return the member's partner in a round, by the circle method.
 
-    Where the formula pairs a member with itself, its partner is the last member if the number of members is even; else
-    it has no partner.
+    If the formula pairs a member with itself: with an even number of members, the partner is the last member; with an
+    odd number, there is no partner.
     """
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None

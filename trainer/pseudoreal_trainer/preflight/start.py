@@ -56,7 +56,7 @@ def _check(rank: int, config: Path) -> Diagnosis:
 
 def _run(config: Path, diagnosis: Path) -> str:
     """Run the check's process; return how it ended, in case it wrote no diagnosis."""
-    # A session of its own: a signal to the rank's process group must not reach the check, which ends soon anyway.
+    # A new session: a signal to the rank's process group must not reach the check. The check ends soon anyway.
     process = subprocess.Popen([*COMMAND, config, diagnosis], start_new_session=True)
     try:
         code = process.wait(_SECONDS)
