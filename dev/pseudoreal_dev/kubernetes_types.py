@@ -14,8 +14,8 @@ Json = dict[str, Any]
 FILE = paths.REPOSITORY / "crds" / "pseudoreal_api" / "spec" / "core_types.py"
 
 VERSION = "1.37"
-"""Newest Kubernetes release in kubernetes-validate. Releases only add fields, so older clusters are covered too: their
-API server refuses unknown fields in the operator's dry run of the job."""
+"""Newest Kubernetes release in kubernetes-validate. Releases only add fields, so the types cover older clusters too: an
+older API server rejects newer fields in the operator's dry run of the job."""
 ROOTS = ("PodTemplateSpec", "Volume", "EnvVarSource", "PersistentVolumeClaimSpec")
 LEFT_OUT = {
     # Not allowed in a template.

@@ -40,7 +40,7 @@ STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/resul
 
 @dataclass(frozen=True)
 class Cluster:
-    """Running cluster: its kubeconfig, and clients of its own version."""
+    """A running cluster, its kubeconfig, and clients of the cluster's version."""
 
     kubeconfig: Path
     kubectl: Path
@@ -143,8 +143,8 @@ def _clear() -> None:
 
 
 def _strays() -> list[int]:
-    """Return the ids of the cluster's processes without a record: if the tooling is killed between the start of a
-    process and the write of its record, the process has none."""
+    """Return the ids of the cluster's processes without a record. A record is missing if the tooling was killed between
+    the start of the process and the write of the record."""
     ours = (str(paths.binaries()), "containerd")
     return [
         pid

@@ -77,7 +77,7 @@ class Containerd:
             shell.output(self.client("containers", "delete", *containers))
 
     def image_targets(self) -> dict[str, str]:
-        """Return the digest of each image name."""
+        """Return image name -> digest."""
         lines = shell.output(self.client("images", "list")).splitlines()[1:]
         return {words[0]: words[2] for words in map(str.split, lines)}
 

@@ -33,10 +33,10 @@ class Site:
 
 
 class ControlPlane:
-    """Control plane with its files in `directory`; a context manager that starts and stops it.
+    """Control plane with its files in `directory`. As a context manager, starts and stops the control plane.
 
     Without a `site`, the control plane runs on loopback with free ports, and has no nodes and no scheduler: pods are
-    created and stay pending. Its processes then end with this program, even if this program is killed.
+    created and stay pending. The processes then end together with this program, even if this program is killed.
     `api_server_arguments` are passed to kube-apiserver unchanged.
     """
 
@@ -74,7 +74,7 @@ class ControlPlane:
         wait_until(lambda: self.server.finds(account), "the default service account is there", [manager])
 
     def stop(self) -> None:
-        """Kill the processes of this control plane. Their data is useless: a later start has an empty etcd."""
+        """Kill the processes of this control plane. No data is worth saving: a later start has an empty etcd."""
         processes.end(self.processes, self._records)
 
     def start_api_server(self, binaries: Binaries) -> None:
@@ -192,7 +192,7 @@ class ControlPlane:
 
 
 def loopback_site() -> Site:
-    """Return a site with free ports on loopback; the kernel kills its processes together with this program."""
+    """Return a site with free ports on loopback. The kernel kills the site's processes when this program ends."""
     api_port, etcd_port, etcd_peer_port = _free_ports(3)
     return Site(
         address="127.0.0.1",

@@ -1,4 +1,4 @@
-"""CoreDNS, on the first node itself; it resolves the cluster's names and no others."""
+"""CoreDNS on the first node, as a process and not as a pod. Resolves the cluster's names and no others."""
 
 import http.client
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Second node of the cluster, for the duration of a test, with its own kubelet, containerd, network and cgroup, and
-with the images of the first node."""
+"""Second node of the cluster, for the duration of a test. The node has its own kubelet, containerd, network and cgroup,
+and the images of the first node."""
 
 import shutil
 from dataclasses import dataclass
@@ -53,8 +53,8 @@ class SecondNode:
 
 
 def _copy_images(source: Containerd, target: Path) -> None:
-    """Hard-link all files, because containerd never changes its content; copy the databases while containerd is
-    paused."""
+    """Copy the images of `source` to `target`, while containerd is paused. Content is hard-linked, because containerd
+    never changes content; only the databases are copied."""
     shutil.rmtree(target, ignore_errors=True)
     source.pause()
     try:

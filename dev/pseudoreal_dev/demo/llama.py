@@ -1,6 +1,6 @@
 """charts/pseudoreal-llama on a cluster: tokenize text, train on two workers, load the model with transformers.
 
-Each part is checked by the program.
+The program checks the result of each part.
 """
 
 import json

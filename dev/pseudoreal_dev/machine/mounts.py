@@ -23,7 +23,8 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove folders and files. Raises DevError if something is still mounted below one: it may be the user's data."""
+    """Remove folders and files. Raises DevError if something is still mounted below one of them: the mount may hold the
+    user's data."""
     for path in paths:
         if mounted := below(path, _mountinfo()):
             raise DevError(f"{path} is not removed: {mounted[0]} is still mounted. Unmount it (umount {mounted[0]}).")

@@ -54,7 +54,8 @@ def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
 
 
 def unpacked(package: str) -> Path:
-    """Return a folder with the files of a package, unpacked but not installed, so it starts no services."""
+    """Return a folder with the files of a package. The package is unpacked, not installed, so that no service
+    starts."""
     folder = paths.packages() / package
     with exclusive("packages"):
         if not folder.exists():

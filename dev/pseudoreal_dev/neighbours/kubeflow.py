@@ -59,7 +59,7 @@ def trainer() -> Controller:
 
 
 def torch_runtime() -> Path:
-    """Return the path of the Trainer's PyTorch runtime, to which its jobs refer."""
+    """Return the path of the Trainer's PyTorch runtime. Jobs of the Trainer refer to this runtime."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 
