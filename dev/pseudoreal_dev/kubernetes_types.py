@@ -23,8 +23,8 @@ LEFT_OUT = {
     # The trainer runs on Linux.
     "PodSecurityContext": {"windowsOptions"},
     "SecurityContext": {"windowsOptions"},
-    # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports. The gitRepo driver, which
-    # let a tenant run commands on the node, is disabled.
+    # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports; and the gitRepo driver, now
+    # disabled because it let a tenant run commands on the node.
     "Volume": {"flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos"},
     # Of a template's metadata, a job can set only labels and annotations.
     "ObjectMeta": {

@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use: its cgroup's limits and use, and its affinity mask."""
+"""Processors and memory that this process may use, from the process's affinity mask and its cgroup."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Exceptions with a sentence for users as their text, and the chain of causes of an exception."""
+"""Exceptions (their texts are sentences for users), and the chain of causes of an exception."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, its certificates, and kubeconfigs with these certificates."""
+"""Certificate authority of a cluster, certificates of this authority, and kubeconfigs with these certificates."""
 
 import base64
 import ipaddress

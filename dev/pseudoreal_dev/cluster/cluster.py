@@ -109,7 +109,7 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
 
 
 def _problem(stamp: str) -> str:
-    """Return the first problem of the cluster; "" if it is healthy and was started with this stamp."""
+    """Return the first problem of the cluster; "" if the cluster is healthy and was started with this stamp."""
     if not _stamp_file().exists():
         return "the cluster is not up"
     if _stamp_file().read_text() != stamp:

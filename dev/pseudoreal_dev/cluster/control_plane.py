@@ -20,7 +20,7 @@ FIRST_SERVICE = "10.96.0.1"
 
 @dataclass(frozen=True)
 class Site:
-    """Location of a control plane: addresses and ports of its servers, and the prefix of its commands."""
+    """Location of a control plane: addresses and ports of its servers, and the words before each command (`prefix`)."""
 
     address: str
     bind: str
@@ -61,7 +61,8 @@ class ControlPlane:
         self.stop()
 
     def start(self, binaries: Binaries) -> None:
-        """Start all programs on an empty etcd, and wait until pods can be created. Raises DevError if they cannot."""
+        """Start all programs on an empty etcd, and wait until pods can be created. Raises DevError if a program ends or
+        the wait takes too long."""
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
         self._issue()
         self._launch("etcd", binaries, self._etcd())
@@ -78,8 +79,8 @@ class ControlPlane:
         processes.end(self.processes, self._records)
 
     def start_api_server(self, binaries: Binaries) -> None:
-        """Start the API server on the present content of etcd, and wait for it. Raises DevError if it does not
-        answer."""
+        """Start the API server on the present content of etcd, and wait until the API server is ready. Raises DevError
+        on a timeout."""
         self._launch("kube-apiserver", binaries, self._api_server())
         wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", self.processes)
 

@@ -23,7 +23,7 @@ class Dns:
     control: ControlPlane
 
     def start(self, binaries: Binaries) -> None:
-        """Start CoreDNS and wait until names can be resolved. Raises DevError if they cannot."""
+        """Start CoreDNS and wait until names can be resolved. Raises DevError on a timeout, or if CoreDNS ends."""
         self.directory.mkdir(parents=True, exist_ok=True)
         shell.output([binaries.path("kubectl"), "--kubeconfig", self.control.kubeconfig, "apply", "-f", SERVICE])
         command = [*FIRST.inside, str(binaries.path("coredns")), "-conf", str(self._configuration())]

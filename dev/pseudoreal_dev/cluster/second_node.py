@@ -21,7 +21,7 @@ class SecondNode:
     control: ControlPlane
 
     def join(self, binaries: Binaries, first: Containerd) -> None:
-        """Bring the node up with the images of `first`. Raises DevError if it does not become ready."""
+        """Bring the node up with the images of `first`. Raises DevError if the node does not become ready."""
         with progress.step("starting a second node"):
             self.leave()
             network.create_second()
@@ -30,7 +30,7 @@ class SecondNode:
             self.node.start(binaries)
 
     def leave(self) -> None:
-        """Stop the node's programs and pods, and remove its remains, as far as they exist."""
+        """Stop the node's programs and pods, and remove the node's files and network, as far as they exist."""
         self.node.stop()
         cgroups.kill(cgroups.SECOND)
         if self.containerd.answers():

@@ -33,7 +33,7 @@ Line = dict[str, Any]
 
 
 def run(target: Target) -> None:
-    """Run the demo. Raises DevError if a part fails, or its result is not as expected."""
+    """Run the demo. Raises DevError if a part fails, or a result is not as expected."""
     kubernetes = target.kubernetes
     _install(target)
     progress.say(wait_until_complete(kubernetes, f"{JOB}-prepare", PREPARE_SECONDS))

@@ -24,7 +24,7 @@ class Target(StrEnum):
     TRAINER = "trainer"
 
 
-# A build sees only these files, so no other file can change its result.
+# A build sees only these files, so no other file can change the image.
 COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
 CONTEXT: Mapping[Target, tuple[str, ...]] = {
     Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
@@ -101,7 +101,8 @@ def drop_older(image: Image, containerd: Containerd | None) -> None:
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
     """Return the names in `targets` (name -> digest) to remove: older tags, and digests that belong to no kept image.
 
-    The CRI plugin of containerd gives each image a second name, its digest; this name would keep the content forever.
+    The CRI plugin of containerd gives each image a second name, the digest. This second name would keep the content
+    forever.
     """
     digests = {targets[name] for name in kept}
     return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]

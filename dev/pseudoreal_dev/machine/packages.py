@@ -63,7 +63,7 @@ def unpacked(package: str) -> Path:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with progress.step(f"fetching {package}", cost=Cost.FIRST_RUN, log=log), TemporaryDirectory() as place:
                 shell.run(["apt-get", "update"], log)
-                # If root runs apt-get, it downloads as the user _apt, which must be able to write here.
+                # If root runs apt-get, apt-get downloads as the user _apt: that user must be able to write here.
                 Path(place).chmod(0o777)
                 shell.run(["apt-get", "download", package], log, cwd=Path(place))
                 (archive,) = Path(place).glob("*.deb")

@@ -1,5 +1,5 @@
-"""Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once, recorded beside the checkpoints, and
-read from the record from then on.
+"""Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once and recorded beside the checkpoints;
+later executions read the record.
 
 Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets exactly one
 write succeed, and all pods continue with that layout. Other profiles or releases do not change a recorded layout.

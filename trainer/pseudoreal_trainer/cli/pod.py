@@ -139,8 +139,8 @@ def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """Return the message completed from the newest checkpoint of the phase; unchanged if there is none or it is
-    unreadable."""
+    """Return the message, completed from the newest checkpoint of the phase; unchanged if the phase has no readable
+    checkpoint."""
     store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]

@@ -136,7 +136,7 @@ def _train(
     config: PhaseConfig, config_file: Path, stop: threading.Event, heartbeat: Heartbeat, pod: PodFolder | None
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
-    # Read the corpus first: a job without text then fails at once, while no other rank waits for this one in a
+    # Read the corpus first: a job without text then fails at once, before another rank can wait for this rank in a
     # collective.
     corpus = open_corpus(config)
     if config.preflight.mode != "None":

@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False, a run of another
-    release, or a run with another value in an immutable spec field.
+    Raises InvalidJobError if the folder cannot be created; if the folder holds a run and `resume` is False; or if the
+    run is of another release, or has another value in an immutable spec field.
     """
     try:
         return _open(path, job, resume=resume)
@@ -114,7 +114,7 @@ def _check_unchanged(before: Json, now: Json, record: Path) -> None:
 
 
 def _immutable(spec: Json, phases: int) -> Json:
-    """Return the immutable part of a spec, and of its first `phases` phases."""
+    """Return the spec without changeable fields, and with only its first `phases` phases."""
     kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
     return _without(spec, _CHANGEABLE) | {"phases": kept}
 

@@ -1,6 +1,6 @@
 """Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8.
 
-All ranks of a measurement measure at the same time, each in a process of its own.
+All ranks of a measurement measure at the same time, each in a separate process.
 """
 
 import os
@@ -93,7 +93,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     for row in rows(ranks.device):
         say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
         for cell in row:
-            ranks.from_first(0)  # wait for all ranks, which then measure at the same time
+            ranks.from_first(0)  # a barrier: all ranks measure at the same time
             found.append(measure_cell(cell, ranks.device))
             if ranks.from_first(int(is_slow(cell, found[-1]))):
                 break

@@ -1,4 +1,4 @@
-"""Overhead of the engine itself, from a step of a model so small that computation is negligible."""
+"""Overhead of the engine itself, from a step of a model so small that the step is mostly overhead."""
 
 import tempfile
 from dataclasses import dataclass

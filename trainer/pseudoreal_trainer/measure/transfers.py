@@ -106,8 +106,8 @@ def collectives(ranks: Ranks) -> Collectives:
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> TransferSpeed:
-        """Return the speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
-        whole."""
+        """Return the speed of a collective. `act`: called with a whole vector and a shard of the vector. `share`: share
+        of the whole vector that each rank sends."""
 
         def timed(size: int) -> tuple[int, float]:
             shard = torch.ones(size // 4 // world, device=ranks.device)

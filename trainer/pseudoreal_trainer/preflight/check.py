@@ -1,4 +1,4 @@
-"""Preflight check of one rank. Rank 0 leads: it collects the results of all ranks and diagnoses them."""
+"""Preflight check of one rank. Rank 0 also collects the results of all ranks and makes the diagnosis."""
 
 import os
 import threading
@@ -48,7 +48,7 @@ def is_held_by_torchrun() -> bool:
 
 
 class ResultStore:
-    """Messages between the ranks, exchanged through the store.
+    """Exchange of nodes, results and the diagnosis between the ranks, through the store.
 
     No method waits longer than its `seconds`. After a timeout, a method returns False, None or fewer entries.
     """
@@ -134,7 +134,7 @@ class CheckedRank:
     processes: int
     node: str
     device: Callable[[], torch.device]
-    """Function that returns the rank's device. If it raises, the error becomes part of the rank's result."""
+    """Function that returns the rank's device. An error of the function becomes part of the rank's result."""
 
     @property
     def world(self) -> int:

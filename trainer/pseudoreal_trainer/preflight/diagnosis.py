@@ -12,7 +12,7 @@ from pseudoreal_trainer.preflight.pairs import Network
 
 
 class PairResult(ApiModel):
-    """Result of one pairing of two ranks, as seen by one of them."""
+    """Result of a pairing of two ranks, as measured by one of the two."""
 
     network: Network
     partner: int
@@ -149,8 +149,8 @@ def _broken_networks(network: Network, results: Collection[RankResult]) -> list[
         for pair_result in f.pair_results
         if pair_result.network == network
     }
-    # Count a pairing only if both sides reached it: a rank delayed by an earlier partner may never have joined, and the
-    # rank that waited for it is not at fault.
+    # Count a pairing only if both ranks reached it: a rank delayed by an earlier partner may never have joined, and
+    # then the rank that waited is not at fault.
     met = {frozenset(pair) for pair in pair_results if pair[::-1] in pair_results}
     failed = {pair for pair in met if any(side.seconds is None for side in _both_sides(pair_results, pair))}
     if len(failed) > 1 and failed == met:

@@ -1,9 +1,9 @@
 """Schedule of the network checks: the pairs of ranks in each round. Pure.
 
-First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
-compared only within one of these two networks. Pairs change as in a round-robin tournament. With three or more members,
-three rounds give every rank at least two partners. So a rank that fails with all its partners can be distinguished from
-a rank that fails with one faulty partner.
+First, ranks with the same local rank are paired across pods; then the ranks of one pod are paired with each other.
+These are two networks: times are compared only within a network. Pairs change as in a round-robin tournament. With
+three or more members, three rounds give every rank at least two partners. So a rank that fails with all its partners
+can be distinguished from a rank that fails with one faulty partner.
 """
 
 from dataclasses import dataclass

@@ -159,7 +159,7 @@ class Crash:
 
     @property
     def is_of_watchdog(self) -> bool:
-        """Whether NCCL's watchdog ended the process. The watchdog is a thread of torch; it aborts the process after a
+        """Whether NCCL's watchdog ended the process. The watchdog, a thread of torch, aborts the process after a
         collective times out."""
         return self.what == "Aborted" and self.where is None
 

@@ -4,8 +4,8 @@ Only the main thread reports: a separate reporting thread would hide a stuck mai
 
 The heartbeat is a file of a fixed layout, mapped into memory, so that writing a record costs a microsecond or two. Two
 copies of the record are written in turn, each with its own checksum. If one copy is being written, or its writer was
-stopped in the middle, a reader finds the other copy. The end of a save has a place of its own in the file, because
-another thread writes it.
+stopped in the middle, a reader finds the other copy. The end of a save has a separate place in the file, because the
+checkpoint thread writes it.
 """
 
 import mmap
@@ -197,7 +197,7 @@ _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
 """Seconds between two checks on the joined thread by the main thread."""
 _STEPS = 10
-"""Training steps over which the busy time is averaged."""
+"""Number of training steps over which the busy time is averaged."""
 
 
 def process_state(pid: int) -> str:
@@ -249,8 +249,8 @@ class Heartbeat:
     def join(self, future: Future[_T], thread: SideThread) -> _T:
         """Wait for the result of another thread of this rank and return it.
 
-        The rank counts as waiting only while that thread waits for other ranks. Raises the first failure of any thread:
-        after a failure, the result may never come.
+        The rank counts as waiting only while the other thread waits for other ranks. Raises the first failure of any
+        thread: after a failure, the result may never come.
         """
         if future.done():
             # Counted as well: ranks with the same plan then end the same number of waits, however fast their threads
@@ -270,7 +270,7 @@ class Heartbeat:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Report and time a training step, which is done at the end of the context."""
+        """Report and time a training step. At the end of the context, the step is done."""
         begin, waited = self._clock(), self._waited
         self._activity = "computing"
         self.working("a step")

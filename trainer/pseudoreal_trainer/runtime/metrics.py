@@ -81,7 +81,7 @@ def serving_metrics(folder: PodFolder, port: int | None) -> Iterator[int | None]
 
 
 class _Server(TCPServer):
-    """Server for IPv6 and IPv4, if the machine has both, else for IPv4. Handles one client at a time.
+    """HTTP server for IPv6 and IPv4 if the machine supports both, else for IPv4. Handles one client at a time.
 
     The server of prometheus_client has a thread for each connection and no time limit, so silent clients would
     accumulate threads in the process that supervises the ranks.

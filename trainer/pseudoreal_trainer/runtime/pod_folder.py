@@ -1,4 +1,5 @@
-"""Small files for communication between the processes of a running pod; files about their end are in termination.py."""
+"""Small files for communication between the processes of a running pod; the files about the end of ranks are in
+termination.py."""
 
 import os
 import time

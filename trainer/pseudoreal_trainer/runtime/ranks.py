@@ -44,7 +44,7 @@ log = structlog.get_logger()
 class LocalRanks:
     """The local ranks of a pod, found through their heartbeat files.
 
-    `killed` are the local ranks killed by this object: their end is not their fault.
+    `killed`: local ranks that this object has killed; these ranks are not at fault.
     """
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
@@ -138,7 +138,7 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     met = await_worker_0(environment, lambda: _should_give_up(launch, identity, end))
     if not met and (identity.restart or launch.has_newer_membership(identity)):
         return None
-    # The count of OOM kills before and after the ranks tells whether one of them was killed for memory.
+    # The counts of OOM kills before and after the run tell whether a rank was killed for memory.
     before, local_ranks = pod_memory(), LocalRanks(launch.folder)
     exit_code = _run_torchrun(launch, environment, local_ranks, identity)
     if not launch.folder.has_ranks() and (identity.restart or launch.has_newer_membership(identity)):
@@ -147,8 +147,8 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
     message = pod_outcome(outcomes, config, exit_code, stopped, lacked, local_ranks.killed, crashes)
-    # A restart needs a death (or a yield beside a spare) as its cause. All earlier ranks must be dead: a living one
-    # could still send messages.
+    # A restart needs a cause: a death, or a yield beside a spare. All earlier ranks must be dead: a living rank could
+    # still send messages.
     died = is_death(message, outcomes, config, exit_code, stopped, local_ranks.killed)
     return RanksResult(message, (died or _yielded_beside_a_spare(message, config, stopped)) and local_ranks.are_dead())
 
@@ -220,8 +220,8 @@ def gpu_environment(config: PhaseConfig) -> dict[str, str]:
         **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
     }
     if config.parallelism.pipeline > 1:
-        # By default CUDA loads a kernel at its first launch, and the load waits for all running kernels. One of them
-        # may be receiving a message that depends on the kernel about to be launched: a deadlock.
+        # By default, CUDA loads a kernel at its first launch, and the load waits for all running kernels. A running
+        # kernel may be receiving a message that depends on the kernel about to be launched: a deadlock.
         found["CUDA_MODULE_LOADING"] = "EAGER"
     return found
 

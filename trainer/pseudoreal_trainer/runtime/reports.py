@@ -138,7 +138,7 @@ class Endpoint:
     def _store_authorities(self, answer: ReportAnswer) -> ReportAnswer:
         """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
-            # Parse the text first: if it held anything but certificates, every later connection would fail.
+            # Parse the text first: with anything but certificates in the text, every later connection would fail.
             with suppress(ssl.SSLError):
                 ssl.create_default_context(cadata=together)
                 self._learned = together
@@ -232,7 +232,7 @@ class _Reports:
         wait = 0.0
         while not self._over.wait(wait):
             wait = self._report()
-        # Send the last report only if the previous one arrived: do not wait for an endpoint that is down.
+        # Send the last report only if the previous report arrived: do not wait for an endpoint that is down.
         if not self._failures:
             self._report()
 

@@ -51,7 +51,7 @@ def write_outcome(folder: Path, local_rank: int, message: TerminationMessage) ->
 
 
 def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
-    """Return the outcome of a rank; None if it has left none."""
+    """Return the outcome of a rank; None if the rank has left no outcome."""
     path = _outcome_file(folder, local_rank)
     return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
 
@@ -77,11 +77,11 @@ def pod_outcome(
     ended: Collection[int] = (),
     crashes: Mapping[int, Crash] | None = None,
 ) -> TerminationMessage:
-    """Return the one termination message for all ranks of the pod. Pure.
+    """Return the pod's termination message, from the outcomes of all its ranks. Pure.
 
-    `exit_code` is torchrun's exit code. `stopped`: the pod was asked to stop. `exhausted` is the pod's memory if the
-    OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
-    `crashes` are the crashes by local rank.
+    `exit_code`: torchrun's exit code. `stopped`: whether the pod was asked to stop. `exhausted`: the pod's memory if
+    the OOM killer has ended a process, else None. `ended`: local ranks killed by the pod itself after another rank was
+    gone. `crashes`: local rank -> crash.
 
     Among errors, errors caused in the rank itself come before lost peers, and earlier errors before later ones: a first
     failure makes other ranks lose a peer. A killed rank leaves no outcome.

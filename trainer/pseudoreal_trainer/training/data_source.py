@@ -77,7 +77,8 @@ class PrefetchedSamples:
 
 
 Count = Callable[[int], Counts]
-"""Function from a step's first cursor to the step's document counts over all ranks. Collective: all ranks call it."""
+"""Function: a step's first cursor -> the step's document counts over all ranks. Collective: all ranks call the
+function."""
 
 
 class DataSource:

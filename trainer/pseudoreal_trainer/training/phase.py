@@ -169,7 +169,7 @@ class _TrainingLoop:
     engine: Engine
     saver: Saver
     validations: Mapping[str, Validation]
-    """Validations by name of their validation set; the loss of the first set is the job's validation loss."""
+    """Name of a validation set -> validation. The loss of the first set is the job's validation loss."""
     prompts: Prompts | None
     """Prompts for samples at validations; None: no samples are generated."""
     progress: Progress

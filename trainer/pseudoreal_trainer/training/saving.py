@@ -151,7 +151,8 @@ class Saver:
         return self.finish() if self._running is not None and self._running.done.done() else []
 
     def finish(self) -> list[Saved]:
-        """Wait for the checkpoint in progress, if any, and return it. Raises SavingFailed."""
+        """Wait for the checkpoint in progress, and return that checkpoint; return an empty list if none is in progress.
+        Raises SavingFailed."""
         if self._running is None:
             return []
         running, begin = self._running, time.perf_counter()
@@ -167,9 +168,9 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, *_: object) -> None:
         """Wait until the checkpoint in progress is committed or has failed.
 
-        After an exception, a rank among several does not wait: the commit needs the other ranks, and they may be
-        waiting for this rank. A rank that trains alone waits for `_LAST_SECONDS` only: a hanging volume may be the
-        cause of the exception.
+        After an exception, a rank among several does not wait: the commit needs the other ranks, and the other ranks
+        may be waiting for this rank. A rank that trains alone waits for `_LAST_SECONDS` only: a hanging volume may be
+        the cause of the exception.
         """
         is_alone = self._engine.groups.ranks.world == 1
         if failure is not None and is_alone and self._running is not None:

@@ -1,6 +1,7 @@
 """Sinks: metrics services that get each step's figures, in addition to metrics.jsonl.
 
-Each sink runs in a daemon thread of its own: a slow or failed service neither delays nor fails training.
+Each sink runs in a daemon thread of its own: a slow or failed service neither delays a step nor fails the training. At
+the end of a phase, all sinks together get `CLOSE_SECONDS`.
 """
 
 import threading
@@ -35,7 +36,7 @@ class Sink(Protocol):
 
 
 def texts_of(line: ProgressReport) -> Texts:
-    """Return the generated samples of a line, each with its prompt, by name; empty if the line has no samples."""
+    """Return name -> text for the generated samples of a line, prompts included; empty if the line has no samples."""
     return {f"samples/{n}": f"{each.prompt}{each.text}" for n, each in enumerate(line.samples or [])}
 
 
@@ -211,7 +212,7 @@ class SinkThread:
             while (waiting := self._waiting.get()) is not None:
                 sink.log(*waiting)
             sink.close()
-        except Exception as error:  # an error in a third-party library or its service; metrics.jsonl has all figures
+        except Exception as error:  # third-party library or its service; metrics.jsonl has all figures
             log.warning("sink_given_up", sink=self._name, error=f"{type(error).__name__}: {error}")
 
 

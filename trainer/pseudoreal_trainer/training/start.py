@@ -1,4 +1,5 @@
-"""Start of a phase: compare its corpus, create the engine, and fill it with fresh, imported or checkpointed weights.
+"""Start of a phase: compare the corpus, create the engine, and fill the engine with fresh, imported or checkpointed
+weights.
 
 A checkpoint may have been saved in any layout.
 """
@@ -61,8 +62,8 @@ def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
 def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
     """Compare the corpus with the corpus of the origin's checkpoint.
 
-    Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
-    validation part. After `continueFrom` another job, a different corpus is only logged.
+    Raises InvalidJobError if the two differ within one job: every sample would change, and training would use text of
+    the validation part. After `continueFrom` another job, a different corpus is only logged.
     """
     if isinstance(origin, FreshStart):
         return
@@ -85,7 +86,7 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
-    """Open the phase's initial weights from another program; None if there are none, or a checkpoint exists.
+    """Open the phase's initial weights from another program; None if the job has no such weights, or has a checkpoint.
 
     The rank with `checks` verifies all weights; the other ranks verify only their own reads. Raises InvalidJobError if
     the weights do not fit the model.

@@ -48,8 +48,8 @@ class Validation:
     at_once: int
     """Number of windows per rank in one run of the engine.
 
-    Each window has a forward pass of its own: the order of sums depends on the shapes of the matrix products. With
-    several windows in one pass, the bits of the loss would depend on the number of ranks.
+    Each window has a separate forward pass, because the order of sums depends on the shapes of the matrix products:
+    with several windows in a pass, the bits of the loss would depend on the number of ranks.
     """
 
     text_bytes: int | None = None
@@ -131,7 +131,7 @@ def phase_validations(
 
 
 def phase_prompts(config: PhaseConfig, corpus: Corpus | TokenCorpus, at_once: int) -> Prompts | None:
-    """Return the job's prompts; None if it has none. Raises InvalidJobError if a prompt cannot be tokenized."""
+    """Return the job's prompts; None if the job has none. Raises InvalidJobError if a prompt cannot be tokenized."""
     spec = config.data.validation.samples
     if spec is None:
         return None
@@ -168,7 +168,7 @@ def order2_baseline(config: PhaseConfig, corpus: Corpus) -> float:
     """Return the loss of an order-2 model of the bytes on the validation windows, in nats per token."""
     sequence = config.model.sequence_length
     starts = window_starts(corpus, sequence, config.data.validation.sequences)
-    # Each window with the byte before it, [W, T + 2]. The byte before may lie in the training part.
+    # Each window together with the byte before the window, [W, T + 2]. That byte may lie in the training part.
     return order2_nats(corpus.train, take_windows(corpus.text, corpus.boundary + starts - 1, sequence + 1))
 
 

@@ -2,7 +2,7 @@
 anyone on the network can write to that store.
 
 Workers are identified by index, and meet at worker 0. Only the listener of `RendezvousServer` is open to the network.
-torch's store, which serves every client, listens on the loopback interface.
+torch's store serves every client, so the store listens only on the loopback interface.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ T = TypeVar("T")
 class LoopThread:
     """An asyncio loop in a daemon thread. The loop serves connections while the main thread works.
 
-    The state of a `RendezvousServer` belongs to this thread, so it needs no lock: the main thread hands in coroutines,
-    and otherwise only reads.
+    The state of a `RendezvousServer` belongs to this thread, so the state needs no lock: the main thread submits
+    coroutines, and otherwise only reads.
     """
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ log = structlog.get_logger()
 
 
 class StaticRendezvous(RendezvousHandler):
-    """Rendezvous of `parameters.max_nodes` workers; it takes place once.
+    """A single rendezvous of `parameters.max_nodes` workers.
 
-    `description` describes the worker of this process; `key` is None if there is only one worker.
+    `description`: description of this process's worker. `key`: key of the rendezvous; None for a single worker.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class StaticRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the rendezvous once the other workers have the answers to their last requests to the store."""
-        # The tunnels carry these answers, so they close last. The end of a request cannot be seen here: wait until the
-        # tunnels have been silent for a moment.
+        # The tunnels carry these answers, so the tunnels close last. The end of a request cannot be seen here: wait
+        # until the tunnels have been silent for a moment.
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -255,8 +255,8 @@ def run(arguments: Sequence[str]) -> None:
     configure_logs()
     config = read_phase_config(Path(arguments[-1]))
     meets = int(os.environ.get("PET_NNODES", "1")) > 1
-    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers. Without
-    # TORCH_ELASTIC_WORKER_IDENTICAL, torchrun would exchange them through the store.
+    # All workers have equally many ranks, so the numbers of the ranks follow from the numbers of the workers. Without
+    # TORCH_ELASTIC_WORKER_IDENTICAL, torchrun would exchange the counts of ranks through the store.
     os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
     create = static(
         WorkerDescription.of_pod(), partial(group_ranks, config=config), rendezvous_key() if meets else None

@@ -8,8 +8,8 @@ either reads anything else. Runs in an asyncio loop.
 
 All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
 be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts
-(`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is
-open to anyone who can read or change packets on the network.
+(`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries no HMAC: like the ranks' own connections, a
+tunnel is open to anyone who can read or change packets on the network.
 """
 
 import asyncio

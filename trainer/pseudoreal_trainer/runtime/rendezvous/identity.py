@@ -29,7 +29,7 @@ class RendezvousIdentity:
     worker: int
     """Worker index of the pod."""
     host: int
-    """Completion index of the pod of worker 0, which hosts the rendezvous."""
+    """Completion index of the pod of worker 0. That pod hosts the rendezvous."""
     own_restarts: int
     """Number of further restarts in place that the pod may decide on by itself."""
     membership: int = 0
@@ -61,8 +61,8 @@ _JOIN_SECONDS = 7 * 24 * 3600
 """Seconds that torchrun waits for the other pods. The real limits are spec.deadlines for pods that wait for a node, and
 spec.hang.startSeconds for pods that run and do not meet."""
 RESTART_SECONDS = 30
-"""Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
-restart with its next report."""
+"""Seconds for the rendezvous of a restart in place. All pods run already. A pod with running ranks learns of the
+restart from the answer to its next report."""
 SPARE_RESTART_SECONDS = 90
 """Seconds for the rendezvous of a restart in place in a job with spare pods. The operator first finds out which pod is
 lost. Each other pod learns of the loss in the answer to its next report."""

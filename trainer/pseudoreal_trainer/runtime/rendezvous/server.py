@@ -1,8 +1,8 @@
 """Worker 0's side of a rendezvous: gathers the workers, gives each its number, and lets their ranks reach the store.
 
-Runs in an asyncio loop in a thread of its own. A peer without the key of the rendezvous is not counted, learns nothing
-and cannot reach the store. Such a peer can occupy slots for handshakes, for ten seconds each. If all slots are taken,
-the next connection cancels the oldest handshake of the address with the most slots.
+Runs in the asyncio loop of a `LoopThread`. A peer without the key of the rendezvous is not counted, learns nothing and
+cannot reach the store. Such a peer can occupy slots for handshakes, for ten seconds each. If all slots are taken, the
+next connection cancels the oldest handshake of the address with the most slots.
 """
 
 import asyncio
@@ -43,8 +43,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker at the rendezvous. `process` is a random id: it distinguishes two processes with the same worker
-    index."""
+    """A worker at the rendezvous. `process`: random id, to distinguish two processes with the same worker index."""
 
     description: WorkerDescription
     process: str
@@ -86,7 +85,7 @@ class Answer:
 
 
 class _Member:
-    """A process at the rendezvous. It may connect again after its connection breaks."""
+    """A process at the rendezvous. After a broken connection, the process may connect again."""
 
     def __init__(self, arrival: Arrival) -> None:
         self.description, self.process = arrival.description, arrival.process
@@ -112,7 +111,7 @@ class RendezvousServer:
         self._tasks = set[asyncio.Task[None]]()
         self._rejections = _Rejections()
         self.complete: Future[list[WorkerDescription]] = Future()
-        """Descriptions of workers 1, 2, ..., set once all have come."""
+        """Descriptions of workers 1, 2, ..., set once all of them have connected."""
         self.moved = time.monotonic()
         """Time of the last transfer to or from the store, in seconds of time.monotonic."""
 
@@ -176,7 +175,8 @@ class RendezvousServer:
     async def _answer_for(self, connection: Connection, arrival: Arrival) -> Answer:
         """Wait until the worker's answer is known, and return it.
 
-        Raises PeerLeft or OSError if the connection ends, PeerRejected if the worker sends more.
+        Raises PeerLeft or OSError if the connection ends, and PeerRejected if the worker sends anything before the
+        answer.
         """
         member = self._add_member(arrival)
         if member is None:

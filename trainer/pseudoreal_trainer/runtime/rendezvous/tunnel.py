@@ -1,4 +1,4 @@
-"""Tunnels to the ranks' store, for which torch has no authentication; each tunnel starts with a handshake.
+"""Tunnels to the ranks' store. torch has no authentication for the store, so each tunnel starts with a handshake.
 
 The store listens only on the loopback interface of worker 0. Each other worker has a port on its own loopback
 interface. A connection to that port is forwarded to worker 0, after a handshake, and from there to the store.
@@ -34,10 +34,10 @@ log = structlog.get_logger()
 
 
 class _RelayEnd(asyncio.Protocol):
-    """One of the two connections of a tunnel: writes its received bytes to the other connection.
+    """One of the two connections of a tunnel. Bytes received from this connection are written to the other.
 
-    Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
-    read after `connection_made`, even if reading was paused there.
+    Bytes are kept until `begin`. `pause_reading` alone does not suffice: before Python 3.11.4, asyncio starts to read
+    after `connection_made`, even if `connection_made` has paused reading.
     """
 
     other: "_RelayEnd"
