@@ -1,5 +1,5 @@
-"""Long-running processes: detached from the terminal, recorded in files, and killed only after a check that the id
-still belongs to the recorded process."""
+"""Long-running processes: detached from the terminal, and recorded in files. A recorded process is killed only if its
+id still belongs to that process."""
 
 import json
 import os

@@ -22,6 +22,7 @@ class FastestLayouts:
 
     phase: str
     found: list[tuple[Found, PhaseReport]]
+    """Layouts with their reports, fastest first; empty if no layout fits."""
     search: Search
 
     def as_json(self) -> dict[str, Any]:

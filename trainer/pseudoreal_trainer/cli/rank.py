@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 _LAST_SECONDS = 1.0
-"""Seconds in which a failing rank must have reported the failure: the log may be a pipe without a reader."""
+"""Time limit in seconds for a failing rank's report of the failure: the log may be a pipe without a reader."""
 
 
 def main() -> NoReturn:

@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created; if the folder holds a run and `resume` is False; or if the
-    run is of another release, or has another value in an immutable spec field.
+    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False. Also raised if
+    the run is of another release, or has another value in an immutable spec field.
     """
     try:
         return _open(path, job, resume=resume)

@@ -132,6 +132,7 @@ class CheckedRank:
     rank: int
     workers: int
     processes: int
+    """Number of ranks per worker."""
     node: str
     device: Callable[[], torch.device]
     """Function that returns the rank's device. An error of the function becomes part of the rank's result."""

@@ -12,8 +12,8 @@ class FirstFailure:
     calls `check` whenever it waits for another thread.
 
     A thread cannot be woken while it waits for another rank, and the other rank may be waiting for the failed thread.
-    So a process that trains sets an `End` that does not return: the thread that fails first reports the reason and ends
-    the process, and other ranks see their connection to the process break.
+    So a process that trains sets an `End` that does not return. The thread that fails first reports the reason and ends
+    the process. Other ranks then see a broken connection.
     """
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ class HeartbeatFile:
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
-        """Record that the save in progress at `moment` is committed. `moment`: time of the commit."""
+        """Record the commit of the save in progress. `moment`: time of the commit."""
         self._put(_SAVED_BEGIN, _SAVED.pack(moment))
 
     def _put(self, begin: int, body: bytes) -> None:

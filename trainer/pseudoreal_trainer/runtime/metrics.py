@@ -84,7 +84,7 @@ class _Server(TCPServer):
     """HTTP server for IPv6 and IPv4 if the machine supports both, else for IPv4. Handles one client at a time.
 
     The server of prometheus_client has a thread for each connection and no time limit, so silent clients would
-    accumulate threads in the process that supervises the ranks.
+    accumulate threads in the supervisor process.
     """
 
     allow_reuse_address = True

@@ -35,7 +35,7 @@ from pseudoreal_trainer.runtime.termination import (
 )
 
 LAST_SECONDS = 2.0
-"""Seconds for the remaining ranks to write their outcomes."""
+"""Seconds that the remaining ranks get to write their outcomes, after a rank has died."""
 _DEAD = ("Z", "X")
 
 log = structlog.get_logger()

@@ -83,8 +83,8 @@ def pod_outcome(
     the OOM killer has ended a process, else None. `ended`: local ranks killed by the pod itself after another rank was
     gone. `crashes`: local rank -> crash.
 
-    Among errors, errors caused in the rank itself come before lost peers, and earlier errors before later ones: a first
-    failure makes other ranks lose a peer. A killed rank leaves no outcome.
+    Errors caused in a rank itself come before lost peers, because a first failure makes other ranks lose a peer.
+    Earlier errors come before later errors. A killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)

@@ -1,8 +1,8 @@
 """The file metrics.jsonl: truncation when an execution resumes, and the copy of its lines in object storage.
 
-Object storage cannot append, so each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the
-lines after the previous checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an
-execution resuming from STEP finds all lines up to STEP.
+Object storage cannot append, so each checkpoint has a part: the file `metrics/STEP/lines.jsonl`, beside `checkpoints/`.
+The part has the lines after the previous checkpoint, up to and including STEP. The part is written before the
+checkpoint of STEP, so an execution resuming from STEP finds all lines up to STEP.
 """
 
 import json

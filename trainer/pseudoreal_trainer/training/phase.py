@@ -158,8 +158,8 @@ def train_step(
 class _TrainingLoop:
     """Loop over the steps of a phase, with the work before the first step and after the last step. Changes `progress`.
 
-    The methods run collectives: every rank calls them in the same order, and they may branch only on values that are
-    equal on all ranks: `progress`, the config, and results of an agreement between ranks.
+    The methods run collectives, so every rank calls them in the same order. The methods may branch only on values that
+    are equal on all ranks: `progress`, the config, and results of an agreement between ranks.
     """
 
     config: PhaseConfig
@@ -179,8 +179,8 @@ class _TrainingLoop:
     pod: PodFolder | None
 
     def start(self, origin: Origin) -> None:
-        """Do the work before the first step: measure the validation loss, unless a checkpoint already has it; log the
-        start; if the job continues another job, save a checkpoint."""
+        """Do the work before the first step. Measures the validation loss, unless a checkpoint already has it, and logs
+        the start. Saves a checkpoint if the job continues another job."""
         progress = self.progress
         if self.reporter and isinstance(origin, FreshStart):
             baseline = order2_baseline(self.config, self.corpus) if isinstance(self.corpus, Corpus) else None

@@ -212,7 +212,7 @@ class SinkThread:
             while (waiting := self._waiting.get()) is not None:
                 sink.log(*waiting)
             sink.close()
-        except Exception as error:  # third-party library or its service; metrics.jsonl has all figures
+        except Exception as error:  # of a third-party library or a service; metrics.jsonl has all figures
             log.warning("sink_given_up", sink=self._name, error=f"{type(error).__name__}: {error}")
 
 

@@ -48,8 +48,8 @@ class Validation:
     at_once: int
     """Number of windows per rank in one run of the engine.
 
-    Each window has a separate forward pass, because the order of sums depends on the shapes of the matrix products:
-    with several windows in a pass, the bits of the loss would depend on the number of ranks.
+    Each window has a separate forward pass. The order of sums depends on the shapes of the matrix products: with
+    several windows in a pass, the bits of the loss would depend on the number of ranks.
     """
 
     text_bytes: int | None = None
@@ -100,6 +100,7 @@ class Prompts:
     seed: int
     tokenizer: Tokenizer
     sequence: int
+    """Sequence length of the model, in tokens."""
     at_once: int
     """Number of prompts per rank in one run of the engine."""
 

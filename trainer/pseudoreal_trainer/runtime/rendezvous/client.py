@@ -29,8 +29,8 @@ log = structlog.get_logger()
 async def join_rendezvous(
     endpoint: tuple[str, int], key: bytes, description: WorkerDescription
 ) -> tuple[Answer, Address]:
-    """Connect to worker 0, repeatedly until worker 0 answers; return the answer, and the address of worker 0. If the
-    answer is that the rendezvous is over, try again: another rendezvous may follow."""
+    """Try to connect until worker 0 answers; return the answer, and the address of worker 0. If the answer is that the
+    rendezvous is over, try again: another rendezvous may follow."""
     arrival = Arrival(description, secrets.token_hex(8))
     pause, logged_at, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:

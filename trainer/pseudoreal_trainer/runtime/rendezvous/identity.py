@@ -76,8 +76,8 @@ log = structlog.get_logger()
 def rendezvous(environment: Mapping[str, str], config: PhaseConfig, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the variables of torchrun for the address of the rendezvous and the worker index of this pod.
 
-    Each restart in place has its own port and name: the earlier torchrun of worker 0 may still listen, and a pod that
-    joined that torchrun would end together with it. The key of the rendezvous is derived from its name.
+    Each restart in place has its own port and name, because the earlier torchrun of worker 0 may still listen: a pod
+    that joined the earlier torchrun would end together with it. The key of the rendezvous is derived from the name.
     """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}

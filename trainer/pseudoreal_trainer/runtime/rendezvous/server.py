@@ -198,7 +198,7 @@ class RendezvousServer:
 
     def _add_member(self, arrival: Arrival) -> _Member | None:
         """Return the member for an arrival: a new one, or the existing one if the same process connects again. None:
-        another process has met the others as this worker."""
+        all workers have met, with another process as this worker."""
         worker = arrival.description.worker
         before = self._members.get(worker)
         if before is not None and before.process == arrival.process:
