@@ -30,7 +30,7 @@ SITE = Site(
     context=CONTEXT,
     has_nodes=True,
 )
-# After a change of one of these files, the cluster must be started again.
+# After a change of one of these files, the cluster must be restarted.
 SOURCES = (
     *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
     *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),

@@ -2,7 +2,8 @@
 later executions read the record.
 
 Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets exactly one
-write succeed, and all pods continue with that layout. Other profiles or releases do not change a recorded layout.
+of these writes succeed, and all pods continue with the written layout. Other profiles or releases do not change a
+recorded layout.
 """
 
 from collections.abc import Callable

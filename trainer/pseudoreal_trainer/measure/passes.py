@@ -91,7 +91,8 @@ class Cell:
 
 
 def rows(device: torch.device) -> list[list[Cell]]:
-    """Return the measurements: rows of one precision and width each, in ascending order of tokens."""
+    """Return the measurements in rows. The cells of a row have one precision and width, in ascending order of
+    tokens."""
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)

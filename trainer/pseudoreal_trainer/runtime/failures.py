@@ -48,8 +48,7 @@ def rank_sentence(lack: MemoryShortage, use: MemoryUse, config: PhaseConfig) -> 
 
 
 def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
-    """Return the sentence of a pod in which the OOM killer ended a process. `ranks` are the local ranks without an
-    outcome."""
+    """Return the sentence of a pod in which the OOM killer ended a process. `ranks`: local ranks without an outcome."""
     limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
     peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
     return (

@@ -51,7 +51,7 @@ class PodFolder:
 
     def remove_rank_files(self, why: InPlace) -> None:
         """Remove the files of the ended ranks, then record a restart in place. Call before the restart."""
-        # Remove first, record second: with a restart on record, rank files mean that its ranks have started.
+        # Remove first, record second: after the record, rank files show that the ranks have started again.
         for path in self.path.glob(_OF_RANKS):
             path.unlink(missing_ok=True)
         self._replace("in-place", why.to_json())

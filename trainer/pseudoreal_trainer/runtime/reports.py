@@ -115,7 +115,7 @@ class Endpoint:
         return self._store_authorities(self._exchange_on_new_connection(content))
 
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection, trying one trust set after the other, the last accepted one first."""
+        """Send a report on a new connection. Trust sets are tried in turn, starting with the last accepted set."""
         sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")

@@ -83,8 +83,8 @@ def pod_outcome(
     the OOM killer has ended a process, else None. `ended`: local ranks killed by the pod itself after another rank was
     gone. `crashes`: local rank -> crash.
 
-    Errors caused in a rank itself come before lost peers, because a first failure makes other ranks lose a peer.
-    Earlier errors come before later errors. A killed rank leaves no outcome.
+    Of several errors, InvalidJob and OutOfMemory come first, then failures caused in a rank itself, then lost peers: a
+    first failure makes other ranks lose a peer. Among equals, the earliest counts. A killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
@@ -141,7 +141,8 @@ def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[
 
 
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
-    """Return the sentence for ranks without an outcome, `crashed` or `killed`.
+    """Return the sentence about the ranks without an outcome. `killed`: local ranks that were killed. `crashed`: local
+    rank -> crash.
 
     Killed ranks come first, as the likely cause.
     """

@@ -43,8 +43,8 @@ class PrefetchedSamples:
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
-        """`parts` maps a step's first cursor to this rank's parts of the step. `first` is the cursor of the first step,
-        `stride` the number of samples between the cursors of consecutive steps."""
+        """`parts`: function from a step's first cursor to this rank's parts of the step. `first`: cursor of the first
+        step. `stride`: number of samples between the cursors of consecutive steps."""
         self.sequence = stream.sequence
         self._stream, self._order = stream, StepOrder(stream, parts, stride)
         self._cursor, self._stride = first, stride

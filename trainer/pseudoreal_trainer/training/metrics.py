@@ -47,7 +47,7 @@ class Gauges:
     def operations(self, counted: Counts | None = None) -> float:
         """Return the floating-point operations of a training step per rank.
 
-        `counted` are the step's document counts; None: attention spans whole sequences.
+        `counted`: document counts of the step; None: attention spans whole sequences.
         """
         pairs = None if counted is None else counted.twice_the_pairs
         return step_operations(self.sizes, self.tokens, pairs) / self.ranks
@@ -135,8 +135,8 @@ class Reporter:
     def __init__(
         self, config: PhaseConfig, meter: Meter, gauges: Gauges, first_step: int, pod: PodFolder | None = None
     ) -> None:
-        """`first_step` is the number of steps done at the start of this execution; later lines are removed. `pod` is
-        the folder for reports to the pod's supervisor; None: the reports are only logged."""
+        """`first_step`: number of steps done at the start of this execution; lines of later steps are removed. `pod`:
+        folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -140,7 +140,7 @@ def train_step(
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
-    `counted` are the step's document counts over all ranks; None: attention spans whole sequences. `stop`: whether this
+    `counted`: document counts of the step over all ranks; None: attention spans whole sequences. `stop`: whether this
     rank was asked to stop. `finish`: whether this rank was asked to end the phase.
 
     The loss, the gradients and the update are the same on every rank. Between layouts, these values differ only by the

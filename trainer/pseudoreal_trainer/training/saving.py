@@ -118,7 +118,7 @@ class Saver:
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start` is the manifest of the resumed checkpoint, after its files were read and verified; None if no
+        """`start`: manifest of the resumed checkpoint; the checkpoint's files have been read and verified. None if no
         checkpoint of this job was resumed."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.groups.ranks.heartbeat
