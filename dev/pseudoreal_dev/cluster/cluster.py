@@ -50,7 +50,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Status:
-    """Result of `status`; `problem` is empty if the cluster is healthy."""
+    """State of the cluster. `processes`: (process, whether it is running). `problem`: the first problem; "" if the
+    cluster is healthy."""
 
     processes: tuple[tuple[Process, bool], ...]
     problem: str

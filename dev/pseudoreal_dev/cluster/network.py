@@ -21,7 +21,7 @@ CHAIN = "PSEUDOREAL"
 
 @dataclass(frozen=True)
 class Host:
-    """Network identity of a node. `pods` is the subnet of its pods."""
+    """Network identity of a node. `pods`: subnet of the node's pods."""
 
     node: str
     namespace: str

@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Cost(Enum):
-    """Runs that spend time on a step: only the first run (the result stays in the cache), or every run."""
+    """When a step costs time: only in the first run, because its result stays in the cache, or in every run."""
 
     FIRST_RUN = "first run"
     EVERY_RUN = "every run"

@@ -19,7 +19,7 @@ _STEP = re.compile(r"([A-Za-z]\w*)|\[([^\]]+)\]")
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault at a place of a file. `line` and `column` count from 1."""
+    """Fault of a job file, with its position. `line` and `column` count from 1."""
 
     line: int
     column: int

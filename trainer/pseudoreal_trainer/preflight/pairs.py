@@ -16,6 +16,8 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Pairing:
+    """Pairing of a rank with the rank `partner` in one round."""
+
     network: Network
     round: int
     partner: int

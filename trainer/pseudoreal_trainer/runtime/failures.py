@@ -151,6 +151,8 @@ _FRAME = "  File "
 
 @dataclass(frozen=True)
 class Crash:
+    """Crash of a rank's process, as recorded by faulthandler."""
+
     what: str
     """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None

@@ -8,8 +8,8 @@ End = Callable[[BaseException], object]
 
 
 class FirstFailure:
-    """The first failure of a rank. Every thread other than the main thread works inside `noticed`. The main thread
-    calls `check` whenever it waits for another thread.
+    """Record of the first failure of a rank. Every thread other than the main thread works inside `noticed`. The main
+    thread calls `check` whenever it waits for another thread.
 
     A thread cannot be woken while it waits for another rank, and the other rank may be waiting for the failed thread.
     So a process that trains sets an `End` that does not return. The thread that fails first reports the reason and ends

@@ -108,7 +108,8 @@ assert _RECORD.size + _CHECKSUM.size <= _RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """Newest record of a rank. Times are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
+    """Record of a rank's heartbeat. Times are in seconds of CLOCK_MONOTONIC, the same clock in all processes of a
+    machine."""
 
     pid: int
     rank: int

@@ -221,7 +221,7 @@ def delay(seconds: float, failures: int, retry_after: float, chance: float) -> f
 
 
 class _Reports:
-    """Loop of the report thread, which calls `run`. The main thread calls `end`."""
+    """Loop of the report thread. The report thread calls `run`, the main thread calls `end`."""
 
     def __init__(self, folder: PodFolder, endpoint: Endpoint, seconds: float) -> None:
         self._folder, self._endpoint, self._seconds = folder, endpoint, seconds

@@ -19,6 +19,8 @@ _KUBERNETES_TERMINATION_LOG = "/dev/termination-log"
 
 
 class RankOutcome(ApiModel):
+    """Termination message of one rank. `time_ns`: time of the message, in nanoseconds since the epoch."""
+
     local_rank: int
     time_ns: int
     message: TerminationMessage

@@ -36,6 +36,8 @@ from pseudoreal_trainer.training.start import device_kind
 
 @dataclass(frozen=True)
 class Gauges:
+    """Computes the speed and memory figures of a phase's progress reports."""
+
     sizes: Sizes
     tokens: int
     """Number of tokens of one step, over all ranks."""
@@ -83,7 +85,8 @@ log = structlog.get_logger()
 
 
 class Meter:
-    """Timer of training steps; validation and checkpoints are outside its context."""
+    """Timer of training steps and their waits. A context manager for one step; validation and checkpoints are outside
+    the context."""
 
     def __init__(self, heartbeat: Heartbeat, waited_for_data: Callable[[], float]) -> None:
         """`waited_for_data` returns the total seconds of waits for samples."""

@@ -80,6 +80,8 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 
 class PersistedMetrics:
+    """Copies the lines of metrics.jsonl to object storage, part by part."""
+
     def __init__(self, folder: ObjectPath, step: int) -> None:
         """Remove the parts of steps after `step`, because this execution trains these steps again.
 

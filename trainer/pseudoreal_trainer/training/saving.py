@@ -100,6 +100,8 @@ class _Committed:
 
 @dataclass(frozen=True)
 class _Running:
+    """A checkpoint in progress."""
+
     done: Future[_Committed]
     begin: float
     """Time of the start, in seconds of time.perf_counter."""

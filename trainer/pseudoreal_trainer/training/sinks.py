@@ -179,6 +179,8 @@ log = structlog.get_logger()
 
 
 class SinkThread:
+    """Thread that feeds one sink from a queue."""
+
     def __init__(self, name: str, open_: Callable[[], Sink], most_waiting: int = _MOST_WAITING) -> None:
         """`open_` creates the sink. The sink's thread calls `open_`, because the call may wait for a service."""
         self._name, self._open, self._most = name, open_, most_waiting

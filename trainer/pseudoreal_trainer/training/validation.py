@@ -43,6 +43,8 @@ _SAMPLED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Validation:
+    """Windows of one validation set, and the measurement of their loss."""
+
     windows: NDArray[Any]
     """Validation windows, bytes or token ids, [W, T + 1]."""
     at_once: int

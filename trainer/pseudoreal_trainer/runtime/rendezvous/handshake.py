@@ -36,7 +36,7 @@ class PeerRejected(Exception):
 
 
 class PeerLeft(PeerRejected):
-    """Raised if the peer closes the connection between two reads."""
+    """Raised if the peer closes the connection before the first byte of a read."""
 
     def __init__(self) -> None:
         super().__init__("closed the connection")

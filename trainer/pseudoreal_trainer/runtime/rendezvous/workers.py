@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """A worker's description of itself."""
+    """Description of a worker, made by the worker itself."""
 
     worker: int
     """Worker index."""
