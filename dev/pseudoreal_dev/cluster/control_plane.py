@@ -80,7 +80,7 @@ class ControlPlane:
 
     def start_api_server(self, binaries: Binaries) -> None:
         """Start the API server on the present content of etcd, and wait until the API server is ready. Raises DevError
-        on a timeout."""
+        on a timeout, or if a program ends."""
         self._launch("kube-apiserver", binaries, self._api_server())
         wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", self.processes)
 

@@ -77,7 +77,7 @@ class Progress:
     begin: int = 0
     """Number of steps done before the phase."""
     optimizer_state: OptimizerState | None = None
-    """What the delink before this phase did with the optimizer state of the blocks; None in the first phase."""
+    """Treatment of the blocks' moments by the delink before this phase; None in the first phase."""
     imported: dict[str, Any] | None = None
     """config.json of the imported initial weights; None if the weights were random."""
 
