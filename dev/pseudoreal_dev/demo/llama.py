@@ -85,7 +85,7 @@ def _last_bits_per_byte(lines: Sequence[Line]) -> float:
 
 
 def _written(lines: Sequence[Line]) -> list[str]:
-    """Return the continuation of the first prompt at each validation."""
+    """Return a line for each validation: step, first prompt, and the continuation of that prompt."""
     samples = [(line["step"], line["samples"][0]) for line in lines if line["samples"]]
     return [f"step {step:>4}  {each['prompt']}{each['text']}".replace("\n", " ") for step, each in samples]
 

@@ -52,7 +52,7 @@ class LocalRun:
 
     def _phase_config(self, index: int) -> PhaseConfig:
         trace = None if self.trace is None else str(self.trace.resolve())
-        # A single machine has no links to check; spec.network and resources are announced as ignored.
+        # A single machine has no links to check; the command announces that spec.network and resources are ignored.
         changes = {"trace_directory": trace, "preflight": Preflight(), "gpus": 0}
         return self.directory.phase_config(index).model_copy(update=changes)
 

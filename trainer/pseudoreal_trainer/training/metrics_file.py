@@ -33,8 +33,9 @@ log = structlog.get_logger()
 def truncate_after(path: Path, step: int) -> None:
     """Remove the lines of steps after `step`: a resumed execution writes these lines again.
 
-    A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
-    end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
+    A line cut short by a crash is removed too. Steps increase from line to line, so only the removed lines are read,
+    from the end of the file. A single truncate call cuts the file: after a crash, the file has either all lines or
+    exactly the kept lines.
     """
     with path.open("ab+") as file:
         end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)

@@ -117,7 +117,7 @@ class EndConditions:
 def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:
     """Return whether more than half of the correlations are below the bound.
 
-    The rule is from arXiv 2110.03848 ("SWE-A"), where the bound is 0.5 and three checks, 1,000 steps apart, must be
+    The rule is from arXiv 2110.03848 ("SWE-A"). There, the bound is 0.5, and three checks, 1,000 steps apart, must be
     met.
     """
     below = sum(correlation < float(rule.below) for correlation in correlations)

@@ -239,7 +239,7 @@ def check_packages(config: PhaseConfig) -> None:
 
 
 def open_sinks(config: PhaseConfig, first_step: int) -> list[SinkThread]:
-    """Open the job's sinks. `first_step` is the first step to be logged."""
+    """Open the job's sinks. `first_step`: first step to be logged."""
     return [SinkThread(spec.type, _opener(spec, config, first_step)) for spec in config.logging.sinks]
 
 
