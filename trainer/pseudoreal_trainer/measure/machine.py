@@ -1,4 +1,5 @@
-"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8.
+"""Two measurements of a machine: with one rank, and with one rank per device (without a GPU, per core), at most 8
+ranks.
 
 All ranks of a measurement measure at the same time, each in a separate process.
 """

@@ -56,8 +56,8 @@ def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
 
 
 def update_seconds_per_element(device: torch.device, ranks: int) -> float:
-    """Return the seconds per element of the update of a bfloat16 unit, with gradient clipping and the cast of the new
-    weights."""
+    """Return the seconds per element for the optimizer's update of a bfloat16 unit, including gradient clipping and the
+    cast of the new weights."""
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)

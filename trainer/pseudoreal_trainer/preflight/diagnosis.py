@@ -96,13 +96,13 @@ _PLACES = {"across": "of different pods", "within": "of one pod"}
 
 
 def diagnose_start(world: int, nodes: Nodes, seconds: float) -> Diagnosis:
-    """Return the diagnosis if some ranks did not even start."""
+    """Return the diagnosis of the start: a fault for each rank that did not start within `seconds`."""
     missing = [rank for rank in range(world) if rank not in nodes]
     return Diagnosis(broken=[_silent_fault(rank, nodes, seconds) for rank in missing])
 
 
 def diagnose_silent_leader(nodes: Nodes, seconds: float) -> Diagnosis:
-    """Return the diagnosis if rank 0, which makes the diagnosis, does not answer."""
+    """Return the diagnosis of a rank that got no diagnosis from rank 0 within `seconds`: rank 0 is at fault."""
     return Diagnosis(broken=[_silent_fault(0, nodes, seconds)])
 
 

@@ -196,7 +196,7 @@ def _sound(content: bytes, layout: struct.Struct, begin: int) -> tuple[Any, ...]
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks on the joined thread by the main thread."""
+"""Interval in seconds at which the main thread checks the thread that it waits for."""
 _STEPS = 10
 """Number of training steps over which the busy time is averaged."""
 

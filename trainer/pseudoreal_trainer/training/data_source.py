@@ -226,7 +226,7 @@ class WindowBatch:
     """Validation windows. Each window is a micro-batch of its own, so its loss is independent of the other windows."""
 
     windows: list[NDArray[Any]]
-    """Windows of [T + 1] tokens each."""
+    """Validation windows, bytes or token ids, each [T + 1]."""
 
     def shape(self, micro_batch: int) -> MicroBatchShape:
         return 1, len(self.windows[micro_batch]) - 1

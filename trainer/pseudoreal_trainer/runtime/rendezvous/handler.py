@@ -82,7 +82,8 @@ _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
 """Default time limit of a request to the store."""
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 2.0
-"""Seconds without traffic after which worker 0's tunnels are closed, and the maximum wait for so long a pause."""
+"""Seconds without traffic after which worker 0's tunnels are closed; maximum number of seconds to wait for this
+silence."""
 
 log = structlog.get_logger()
 
