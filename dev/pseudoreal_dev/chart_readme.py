@@ -20,7 +20,8 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a chart. `default` is its text in values.yaml, empty for a group of values; `text` is its comment."""
+    """A value of a chart. `default`: text of the value in values.yaml; empty for a group of values. `text`: comment
+    above the value."""
 
     name: str
     default: str

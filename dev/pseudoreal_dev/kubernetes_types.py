@@ -14,8 +14,8 @@ Json = dict[str, Any]
 FILE = paths.REPOSITORY / "crds" / "pseudoreal_api" / "spec" / "core_types.py"
 
 VERSION = "1.37"
-"""Newest Kubernetes release in kubernetes-validate. Releases only add fields, so older clusters are covered too: their
-API server refuses unknown fields in the operator's dry run of the job."""
+"""Newest Kubernetes release in kubernetes-validate. Releases only add fields, so the types cover older clusters too: an
+older API server rejects newer fields in the operator's dry run of the job."""
 ROOTS = ("PodTemplateSpec", "Volume", "EnvVarSource", "PersistentVolumeClaimSpec")
 LEFT_OUT = {
     # Not allowed in a template.
@@ -23,8 +23,8 @@ LEFT_OUT = {
     # The trainer runs on Linux.
     "PodSecurityContext": {"windowsOptions"},
     "SecurityContext": {"windowsOptions"},
-    # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports. The gitRepo driver, which
-    # let a tenant run commands on the node, is disabled.
+    # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports; and the gitRepo driver, now
+    # disabled because it let a tenant run commands on the node.
     "Volume": {"flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos"},
     # Of a template's metadata, a job can set only labels and annotations.
     "ObjectMeta": {

@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use: its cgroup's limits and use, and its affinity mask."""
+"""Processors and memory that this process may use, from the process's affinity mask and its cgroup."""
 
 import math
 import os
@@ -26,7 +26,7 @@ def usable_processors(cgroup: Path | None = None) -> int:
     """Return the number of processors in the affinity mask, or fewer if the container has a CPU limit.
 
     The mask does not show the CPU limit. A pod limited to 4 processors on a node of 128 would otherwise start 128
-    threads or processes, and the kernel would run each for a thirtieth of the time. `cgroup` is the folder with the
+    threads or processes, and the kernel would run each for a thirtieth of the time. `cgroup`: folder with the
     container's limits.
     """
     allowed = len(os.sched_getaffinity(0))
@@ -35,8 +35,8 @@ def usable_processors(cgroup: Path | None = None) -> int:
 
 
 def _limit(cgroup: Path) -> tuple[int | None, int]:
-    """Return the CPU quota of all processors in microseconds per period, None for no limit, and the period in
-    microseconds."""
+    """Return the CPU quota, in microseconds of all processors per period, and the period in microseconds. Quota None:
+    no limit."""
     found = _numbers(cgroup / "cpu.max") or [  # cgroup version 2, then version 1
         *_numbers(cgroup / "cpu" / "cpu.cfs_quota_us"),
         *_numbers(cgroup / "cpu" / "cpu.cfs_period_us"),
@@ -73,7 +73,7 @@ class MemoryUse:
     process: int
     """Resident memory."""
     bound: int | None
-    """Data limit of the process itself (setrlimit); None if there is none."""
+    """The smaller of the process's limits RLIMIT_DATA and RLIMIT_AS; None if neither is set."""
     pod: PodMemory
 
 
@@ -90,7 +90,7 @@ def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
 
 
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
-    """Return the memory of this process's cgroup: its container's."""
+    """Return the memory of this process's cgroup, the cgroup of the container."""
     try:
         version, folder = _group(groups, own.read_text().splitlines())
     except OSError:

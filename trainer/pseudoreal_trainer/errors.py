@@ -1,4 +1,4 @@
-"""Exceptions with a sentence for users as their text, and the chain of causes of an exception."""
+"""Exceptions (their texts are sentences for users), and the chain of causes of an exception."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ class InvalidJobError(ValueError):
 class TrainingError(RuntimeError):
     """The phase cannot continue; the text gives the reason and the remedy.
 
-    `suspect` is the rank at fault, if it is in another pod; None if unknown.
+    `suspect`: rank at fault, in another pod; None if unknown, or if a rank of this pod is at fault.
     """
 
     def __init__(self, text: str, suspect: int | None = None) -> None:
@@ -41,7 +41,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def from_extra(extra: str) -> Iterator[None]:
-    """Raise InvalidJobError, naming the extra of this distribution, if an import in the context finds no package."""
+    """Turn the ModuleNotFoundError of an import in the context into an InvalidJobError that names the extra to
+    install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Creates `.gpu-bundle/`: everything needed for tests/gpu and its benchmark on a machine with a GPU and no network."""
+"""Creates `.gpu-bundle/`: everything needed for tests/gpu and benchmarks/gpu on a machine with a GPU and no network."""
 
 import shutil
 import sys
@@ -31,7 +31,7 @@ markers =
 
 
 def make() -> None:
-    """Create the bundle. Raises DevError if it would lack a module, or is too large."""
+    """Create the bundle. Raises DevError if the bundle would lack a module, or is too large."""
     found = project_sources()
     with progress.step("fetching the wheels"):
         carried = wheels.fetch(FOLDER / "wheels", _pins())
@@ -63,7 +63,8 @@ def check_wheels(carried: Iterable[Path]) -> None:
 
 
 def check_size(folder: Path, limit: int = LIMIT_BYTES) -> int:
-    """Return the bytes of all files. Raises DevError, naming the largest files, if the sum exceeds the limit."""
+    """Return the total size of the files, in bytes. Raises DevError, naming the largest files, if the size exceeds the
+    limit."""
     sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     total = sum(sizes.values())
     if total > limit:

@@ -50,7 +50,8 @@ def modules_below(package: str, folders: Sequence[Path]) -> Iterator[str]:
 
 
 def find(module: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file of a module; None for a folder without __init__.py, and for a name inside a module."""
+    """Return the file of a module. None if the folders have no such file: for a namespace package, and for a class or
+    function that `imports` listed as a.b."""
     for folder in folders:
         place = folder / module.replace(".", "/")
         for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):

@@ -1,4 +1,5 @@
-"""Wheels missing on the GPU machine, at the versions pinned in requirements/, for its Python and processor."""
+"""Wheels missing on the GPU machine, at the versions pinned in requirements/, for the machine's Python and
+processor."""
 
 import re
 import sys
@@ -63,8 +64,8 @@ def fetch(folder: Path, pins: Mapping[str, str]) -> list[Path]:
 
 
 def pins_in(text: str) -> dict[str, str]:
-    """Return package -> version pinned in a requirements file; among lines for several Pythons, the line for the GPU
-    machine's version."""
+    """Return package -> version pinned in a requirements file. Lines for other Python versions than the GPU machine's
+    are ignored."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if "==" not in line:
@@ -76,7 +77,7 @@ def pins_in(text: str) -> dict[str, str]:
 
 
 def needs(text: str) -> list[str]:
-    """Return the packages required by a wheel with this metadata, without its extras."""
+    """Return the packages required by a wheel with this metadata, without the packages of extras."""
     required = [Requirement(line) for line in HeaderParser().parsestr(text).get_all("Requires-Dist", [])]
     return [canonicalize_name(r.name) for r in required if r.marker is None or r.marker.evaluate(_ENVIRONMENT)]
 

@@ -1,5 +1,5 @@
-"""Local Kubernetes cluster: its programs, a control plane, and nodes with containerd, kubelet and a network of their
-own.
+"""Local Kubernetes cluster: its programs, a control plane, and nodes, each with its own containerd, kubelet and
+network.
 
 The project's images and chart are in `images` and `demo`.
 """

@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, its certificates, and kubeconfigs with these certificates."""
+"""Certificate authority of a cluster, certificates of this authority, and kubeconfigs with these certificates."""
 
 import base64
 import ipaddress
@@ -54,8 +54,8 @@ class Authority:
         return key
 
     def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
-        """Issue a certificate for the client `user` in `groups`; it is also valid for a server at `hosts` (names and IP
-        addresses)."""
+        """Issue a client certificate for `user` in `groups`. The certificate is also valid for a server at `hosts`
+        (names and IP addresses)."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = _builder(_name(user, groups), self._name, key.public_key()).add_extension(

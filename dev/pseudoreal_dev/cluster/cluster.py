@@ -30,7 +30,7 @@ SITE = Site(
     context=CONTEXT,
     has_nodes=True,
 )
-# After a change of one of these files, the cluster must be started again.
+# After a change of one of these files, the cluster must be restarted.
 SOURCES = (
     *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
     *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
@@ -40,7 +40,7 @@ STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/resul
 
 @dataclass(frozen=True)
 class Cluster:
-    """Running cluster: its kubeconfig, and clients of its own version."""
+    """A running cluster, its kubeconfig, and clients of the cluster's version."""
 
     kubeconfig: Path
     kubectl: Path
@@ -50,7 +50,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Status:
-    """Result of `status`; `problem` is empty if the cluster is healthy."""
+    """State of the cluster. `processes`: (process, whether it is running). `problem`: the first problem; "" if the
+    cluster is healthy."""
 
     processes: tuple[tuple[Process, bool], ...]
     problem: str
@@ -109,7 +110,7 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
 
 
 def _problem(stamp: str) -> str:
-    """Return the first problem of the cluster; "" if it is healthy and was started with this stamp."""
+    """Return the first problem of the cluster; "" if the cluster is healthy and was started with this stamp."""
     if not _stamp_file().exists():
         return "the cluster is not up"
     if _stamp_file().read_text() != stamp:
@@ -143,8 +144,8 @@ def _clear() -> None:
 
 
 def _strays() -> list[int]:
-    """Return the ids of the cluster's processes without a record: if the tooling is killed between the start of a
-    process and the write of its record, the process has none."""
+    """Return the ids of the cluster's processes without a record. A record is missing if the tooling was killed between
+    the start of the process and the write of the record."""
     ours = (str(paths.binaries()), "containerd")
     return [
         pid

@@ -14,7 +14,7 @@ CNI_PROGRAMS = "/usr/lib/cni"
 
 @dataclass(frozen=True)
 class Containerd:
-    """containerd with its images below `root` and everything else below `run`, in the network namespace of its node."""
+    """containerd in the network namespace of the node `host`. Images are below `root`, all other files below `run`."""
 
     root: Path
     run: Path
@@ -29,7 +29,7 @@ class Containerd:
         return self.run / "cni"
 
     def start(self, sandbox_image: str) -> Process:
-        """Start containerd without containers of an earlier run. Raises DevError if it does not answer."""
+        """Start containerd, and remove containers of an earlier run. Raises DevError if containerd does not answer."""
         self.run.mkdir(parents=True, exist_ok=True)
         (self.run / "config.toml").write_text(_configuration(self, sandbox_image))
         process = self._launch()
@@ -46,7 +46,7 @@ class Containerd:
         processes.stop(self.processes, self._records)
 
     def resume(self) -> None:
-        """Start containerd again. Raises DevError if it does not answer."""
+        """Start containerd again. Raises DevError if containerd does not answer."""
         self._launch()
 
     def stop(self) -> None:
@@ -77,7 +77,7 @@ class Containerd:
             shell.output(self.client("containers", "delete", *containers))
 
     def image_targets(self) -> dict[str, str]:
-        """Return the digest of each image name."""
+        """Return image name -> digest."""
         lines = shell.output(self.client("images", "list")).splitlines()[1:]
         return {words[0]: words[2] for words in map(str.split, lines)}
 

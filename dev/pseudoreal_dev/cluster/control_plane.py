@@ -20,7 +20,7 @@ FIRST_SERVICE = "10.96.0.1"
 
 @dataclass(frozen=True)
 class Site:
-    """Location of a control plane: addresses and ports of its servers, and the prefix of its commands."""
+    """Location of a control plane: addresses and ports of its servers, and the words before each command (`prefix`)."""
 
     address: str
     bind: str
@@ -33,10 +33,10 @@ class Site:
 
 
 class ControlPlane:
-    """Control plane with its files in `directory`; a context manager that starts and stops it.
+    """Control plane with its files in `directory`. As a context manager, starts and stops the control plane.
 
     Without a `site`, the control plane runs on loopback with free ports, and has no nodes and no scheduler: pods are
-    created and stay pending. Its processes then end with this program, even if this program is killed.
+    created and stay pending. The processes then end together with this program, even if this program is killed.
     `api_server_arguments` are passed to kube-apiserver unchanged.
     """
 
@@ -61,7 +61,8 @@ class ControlPlane:
         self.stop()
 
     def start(self, binaries: Binaries) -> None:
-        """Start all programs on an empty etcd, and wait until pods can be created. Raises DevError if they cannot."""
+        """Start all programs on an empty etcd, and wait until pods can be created. Raises DevError if a program ends or
+        the wait takes too long."""
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
         self._issue()
         self._launch("etcd", binaries, self._etcd())
@@ -74,12 +75,12 @@ class ControlPlane:
         wait_until(lambda: self.server.finds(account), "the default service account is there", [manager])
 
     def stop(self) -> None:
-        """Kill the processes of this control plane. Their data is useless: a later start has an empty etcd."""
+        """Kill the processes of this control plane. No data is worth saving: a later start has an empty etcd."""
         processes.end(self.processes, self._records)
 
     def start_api_server(self, binaries: Binaries) -> None:
-        """Start the API server on the present content of etcd, and wait for it. Raises DevError if it does not
-        answer."""
+        """Start the API server on the present content of etcd, and wait until the API server is ready. Raises DevError
+        on a timeout, or if a program ends."""
         self._launch("kube-apiserver", binaries, self._api_server())
         wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", self.processes)
 
@@ -192,7 +193,7 @@ class ControlPlane:
 
 
 def loopback_site() -> Site:
-    """Return a site with free ports on loopback; the kernel kills its processes together with this program."""
+    """Return a site with free ports on loopback. The kernel kills the site's processes when this program ends."""
     api_port, etcd_port, etcd_peer_port = _free_ports(3)
     return Site(
         address="127.0.0.1",

@@ -1,4 +1,4 @@
-"""CoreDNS, on the first node itself; it resolves the cluster's names and no others."""
+"""CoreDNS on the first node, as a process and not as a pod. Resolves the cluster's names and no others."""
 
 import http.client
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Dns:
     control: ControlPlane
 
     def start(self, binaries: Binaries) -> None:
-        """Start CoreDNS and wait until names can be resolved. Raises DevError if they cannot."""
+        """Start CoreDNS and wait until names can be resolved. Raises DevError on a timeout, or if CoreDNS ends."""
         self.directory.mkdir(parents=True, exist_ok=True)
         shell.output([binaries.path("kubectl"), "--kubeconfig", self.control.kubeconfig, "apply", "-f", SERVICE])
         command = [*FIRST.inside, str(binaries.path("coredns")), "-conf", str(self._configuration())]

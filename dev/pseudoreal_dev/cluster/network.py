@@ -21,7 +21,7 @@ CHAIN = "PSEUDOREAL"
 
 @dataclass(frozen=True)
 class Host:
-    """Network identity of a node. `pods` is the subnet of its pods."""
+    """Network identity of a node. `pods`: subnet of the node's pods."""
 
     node: str
     namespace: str
@@ -30,7 +30,8 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Command prefix for entering the namespace. Not `ip netns exec`: it remounts /sys without the cgroups."""
+        """Command prefix for entering the namespace. `ip netns exec` is unsuitable: it remounts /sys without the
+        cgroups."""
         return ("nsenter", f"--net={self.handle}")
 
     @property
@@ -85,13 +86,13 @@ def cut_second() -> None:
 
 
 def delete_second() -> None:
-    """Remove the existing parts of `create_second`."""
+    """Remove the second node's namespace and its veth pair, as far as they exist."""
     _delete(SECOND)
     shell.succeeds(["ip", "-n", FIRST.namespace, "link", "delete", SECOND_DEVICE])
 
 
 def delete() -> None:
-    """Remove the existing parts of `create`."""
+    """Remove the first node's namespace and its veth pair, as far as they exist."""
     _delete(FIRST)
     # The kernel deletes the veth pair together with the namespace, a moment later: the pair may be gone already.
     shell.succeeds(["ip", "link", "delete", HOST_DEVICE])

@@ -62,7 +62,7 @@ def kube_proxy(host: Host, kubeconfig: Path) -> str:
 def pod_network(host: Host, folder: Path) -> str:
     """Return the CNI network configuration.
 
-    The plugin is `ptp`, which routes all packets between pods: with `bridge`, Services would need the kernel module
+    The plugin `ptp` routes all packets between pods. With the plugin `bridge`, Services would need the kernel module
     br_netfilter.
     """
     addresses = {

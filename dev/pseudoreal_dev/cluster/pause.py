@@ -1,4 +1,4 @@
-"""The pause image: one static program, which holds a pod's namespaces open."""
+"""The pause image: a single static program that holds a pod's namespaces open."""
 
 import hashlib
 import io

@@ -21,7 +21,8 @@ LONGEST_CACHE_PATH = 60
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about the machine for the checks. `go` is "" if Go is not installed."""
+    """Facts about the machine for the checks. `disk_free`, `memory_available`: bytes. `go`: version; "" if Go is not
+    installed. `is_warm`: whether the cluster's programs are in the cache."""
 
     system: str
     is_root: bool

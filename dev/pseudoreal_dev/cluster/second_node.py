@@ -1,5 +1,5 @@
-"""Second node of the cluster, for the duration of a test, with its own kubelet, containerd, network and cgroup, and
-with the images of the first node."""
+"""Second node of the cluster, for the duration of a test. The node has its own kubelet, containerd, network and cgroup,
+and the images of the first node."""
 
 import shutil
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SecondNode:
     control: ControlPlane
 
     def join(self, binaries: Binaries, first: Containerd) -> None:
-        """Bring the node up with the images of `first`. Raises DevError if it does not become ready."""
+        """Bring the node up with the images of `first`. Raises DevError if the node does not become ready."""
         with progress.step("starting a second node"):
             self.leave()
             network.create_second()
@@ -30,7 +30,7 @@ class SecondNode:
             self.node.start(binaries)
 
     def leave(self) -> None:
-        """Stop the node's programs and pods, and remove its remains, as far as they exist."""
+        """Stop the node's programs and pods, and remove the node's files and network, as far as they exist."""
         self.node.stop()
         cgroups.kill(cgroups.SECOND)
         if self.containerd.answers():
@@ -53,8 +53,8 @@ class SecondNode:
 
 
 def _copy_images(source: Containerd, target: Path) -> None:
-    """Hard-link all files, because containerd never changes its content; copy the databases while containerd is
-    paused."""
+    """Copy the images of `source` to `target`, while containerd is paused. Content is hard-linked, because containerd
+    never changes content; only the databases are copied."""
     shutil.rmtree(target, ignore_errors=True)
     source.pause()
     try:

@@ -12,7 +12,7 @@ RELEASE = NAMESPACE = "pseudoreal"
 
 
 ONE_NODE = ("--set=replicaCount=1",)
-"""Chart values for a single machine, where a standby replica would only use memory."""
+"""Chart values for a single machine: a standby replica would only use memory there."""
 
 
 def install(

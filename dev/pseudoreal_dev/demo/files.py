@@ -26,7 +26,7 @@ def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted
 
 @contextmanager
 def _pod(kubernetes: Kubernetes, image: str, claims: Mapping[str, str]) -> Iterator[None]:
-    """Run a pod with the claims mounted read-only at /NAME. `kubectl cp` needs tar in its image."""
+    """Run a pod with the claims mounted read-only at /NAME. `image` must contain tar, for `kubectl cp`."""
     here = f"--namespace={NAMESPACE}"
     mounts = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in claims]
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in claims.items()]

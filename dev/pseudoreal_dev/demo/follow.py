@@ -18,8 +18,8 @@ TERMINAL = ("Complete", "Failed")
 
 
 def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: float) -> PseudoRealJobStatus:
-    """Show the job's progress until the job is complete, and return its last status. Raises DevError if the job fails
-    or is not done in time."""
+    """Show the job's progress until the job is complete, and return the last status. Raises DevError if the job fails,
+    or is not complete after `deadline_seconds`."""
     started = time.monotonic()
 
     def elapsed() -> float:

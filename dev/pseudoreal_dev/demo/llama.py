@@ -1,6 +1,6 @@
 """charts/pseudoreal-llama on a cluster: tokenize text, train on two workers, load the model with transformers.
 
-Each part is checked by the program.
+The program checks the result of each part.
 """
 
 import json
@@ -33,7 +33,7 @@ Line = dict[str, Any]
 
 
 def run(target: Target) -> None:
-    """Run the demo. Raises DevError if a part fails, or its result is not as expected."""
+    """Run the demo. Raises DevError if a part fails, or a result is not as expected."""
     kubernetes = target.kubernetes
     _install(target)
     progress.say(wait_until_complete(kubernetes, f"{JOB}-prepare", PREPARE_SECONDS))
@@ -85,7 +85,7 @@ def _last_bits_per_byte(lines: Sequence[Line]) -> float:
 
 
 def _written(lines: Sequence[Line]) -> list[str]:
-    """Return the continuation of the first prompt at each validation."""
+    """Return a line for each validation: step, first prompt, and the continuation of that prompt."""
     samples = [(line["step"], line["samples"][0]) for line in lines if line["samples"]]
     return [f"step {step:>4}  {each['prompt']}{each['text']}".replace("\n", " ") for step, each in samples]
 

@@ -18,7 +18,7 @@ class Result:
     baseline: float
     validation_loss: float
     delinked: tuple[tuple[str, str], ...]
-    """Result of `delinks`."""
+    """(Before, after) for each delink: the validation losses as reported in the status."""
 
     @property
     def better_by(self) -> float:
@@ -32,7 +32,7 @@ def result(status: PseudoRealJobStatus, events: Sequence[Event]) -> Result:
 
 
 def delinks(phases: Sequence[PhaseStatus]) -> tuple[tuple[str, str], ...]:
-    """Return the reported validation losses directly before and after each delink."""
+    """Return (before, after) for each delink: the validation losses as reported in the status; "" if missing."""
     return tuple(
         (before.validation_loss or "", after.start_validation_loss or "") for before, after in pairwise(phases)
     )

@@ -71,8 +71,8 @@ def local() -> Target:
 
 @contextmanager
 def _images_in_background() -> Iterator[None]:
-    """Build the images in a subprocess during the context: their build waits for network and disk, the compilation in
-    the context for the CPU."""
+    """Build the images in a subprocess during the context. The build of the images waits mostly for network and disk,
+    the compilation in the context for the CPU."""
     if binaries.are_cached():
         yield
         return

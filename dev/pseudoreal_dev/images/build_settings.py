@@ -45,7 +45,7 @@ def parse(listing: str) -> configparser.RawConfigParser:
 
 
 def _local_paths(settings: configparser.RawConfigParser) -> Mapping[str, str]:
-    """Return the absolute local paths among the setting values, with their paths inside a build."""
+    """Return path -> path inside a build, for the existing absolute paths among the values of the settings."""
     words = {word for section in settings.sections() for _, value in settings.items(section) for word in value.split()}
     found = sorted(word for word in words if _must_be_mounted(Path(word)))
     return {path: str(BORROWED / str(number)) for number, path in enumerate(found)}

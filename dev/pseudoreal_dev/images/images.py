@@ -13,7 +13,7 @@ from pseudoreal_dev.machine.content_hash import hash_files, list_files
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
-# A dozen small layers, or a second torch, exceed it.
+# A dozen small layers, or a second torch, exceed this limit.
 STORAGE_LIMIT_BYTES = 12 * 1024**3
 
 
@@ -24,7 +24,7 @@ class Target(StrEnum):
     TRAINER = "trainer"
 
 
-# A build sees only these files, so no other file can change its result.
+# A build sees only these files, so no other file can change the image.
 COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
 CONTEXT: Mapping[Target, tuple[str, ...]] = {
     Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
@@ -69,8 +69,8 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def export(image: Image) -> None:
-    """Run the part of `load` that needs no containerd. In a first run it writes gigabytes, while the cluster is being
-    built."""
+    """Run the part of `load` that needs no containerd. On the first run, this part writes gigabytes: better while the
+    cluster is being built."""
     with exclusive("images"):
         layout.export(image.name)
 
@@ -99,9 +99,10 @@ def drop_older(image: Image, containerd: Containerd | None) -> None:
 
 
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
-    """Return the names in `targets` (name -> digest) to remove: older tags, and aliases of no kept image.
+    """Return the names in `targets` (name -> digest) to remove: older tags, and digests that belong to no kept image.
 
-    The CRI plugin of containerd gives each image a second name, its digest; this name would keep the content forever.
+    The CRI plugin of containerd gives each image a second name, the digest. This second name would keep the content
+    forever.
     """
     digests = {targets[name] for name in kept}
     return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]

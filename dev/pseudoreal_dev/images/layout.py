@@ -1,7 +1,7 @@
 """Transfers images from buildah to containerd, each blob once.
 
-An OCI image layout lies in between. After containerd has a large blob, the layout keeps it as a sparse file of the
-right length without content: skopeo finds the blob and does not write it again, and the file uses no space.
+An OCI image layout lies in between. Once containerd has a large blob, the layout keeps only a sparse file of the blob's
+length, which uses no space. skopeo finds the file and does not write the blob again.
 """
 
 import io

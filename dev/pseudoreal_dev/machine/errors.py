@@ -1,4 +1,4 @@
-"""The one error shown without a traceback: its text names the failure and the remedy."""
+"""The error of the tooling, shown without a traceback."""
 
 
 class DevError(Exception):

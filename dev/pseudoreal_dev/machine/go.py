@@ -8,7 +8,7 @@ from pseudoreal_dev.machine import paths, shell
 from pseudoreal_dev.machine.content_hash import hash_files
 from pseudoreal_dev.machine.progress import Cost, progress
 
-# A lazier garbage collector trades memory, which is plentiful, for compile time.
+# A lazier garbage collector saves compile time and uses more memory; memory is plentiful.
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "400"}
 STRIPPED = "-s -w"
 """Linker flags for omitting debug information."""

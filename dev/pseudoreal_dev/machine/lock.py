@@ -10,8 +10,8 @@ from pseudoreal_dev.machine.progress import progress
 
 @contextmanager
 def exclusive(part: str) -> Iterator[None]:
-    """Hold the lock of one part of the cache. The kernel releases the lock at the end of the process, however it
-    ends."""
+    """Hold the lock of one part of the cache. The kernel releases the lock when the process ends, for whatever
+    reason."""
     paths.cache().mkdir(parents=True, exist_ok=True)
     with (paths.cache() / f"{part}.lock").open("w") as file:
         try:

@@ -12,7 +12,7 @@ from pseudoreal_dev.machine.errors import DevError
 def below(folder: Path, mountinfo: str) -> list[Path]:
     """Return the mount points below `folder`, innermost first, from the text of /proc/self/mountinfo."""
     points = [Path(_unescape(line.split()[4])) for line in mountinfo.splitlines()]
-    # A later mount at the same place hides the earlier one, so it is unmounted first.
+    # A later mount at the same place hides the earlier mount, so the later one is unmounted first.
     return [point for point in reversed(points) if point.is_relative_to(folder) and point != folder]
 
 
@@ -23,7 +23,8 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove folders and files. Raises DevError if something is still mounted below one: it may be the user's data."""
+    """Remove folders and files. Raises DevError if something is still mounted below one of them: the mount may hold the
+    user's data."""
     for path in paths:
         if mounted := below(path, _mountinfo()):
             raise DevError(f"{path} is not removed: {mounted[0]} is still mounted. Unmount it (umount {mounted[0]}).")

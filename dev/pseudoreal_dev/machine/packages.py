@@ -54,7 +54,8 @@ def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
 
 
 def unpacked(package: str) -> Path:
-    """Return a folder with the files of a package, unpacked but not installed, so it starts no services."""
+    """Return a folder with the files of a package. The package is unpacked, not installed, so that no service
+    starts."""
     folder = paths.packages() / package
     with exclusive("packages"):
         if not folder.exists():
@@ -62,7 +63,7 @@ def unpacked(package: str) -> Path:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with progress.step(f"fetching {package}", cost=Cost.FIRST_RUN, log=log), TemporaryDirectory() as place:
                 shell.run(["apt-get", "update"], log)
-                # If root runs apt-get, it downloads as the user _apt, which must be able to write here.
+                # If root runs apt-get, apt-get downloads as the user _apt: that user must be able to write here.
                 Path(place).chmod(0o777)
                 shell.run(["apt-get", "download", package], log, cwd=Path(place))
                 (archive,) = Path(place).glob("*.deb")

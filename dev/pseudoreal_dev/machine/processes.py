@@ -1,5 +1,5 @@
-"""Long-running processes: detached from the terminal, recorded in files, and killed only after a check that the id
-still belongs to the recorded process."""
+"""Long-running processes: detached from the terminal, and recorded in files. A recorded process is killed only if its
+id still belongs to that process."""
 
 import json
 import os
@@ -23,8 +23,8 @@ POLL_SECONDS = 0.05
 class Process:
     """A process as of its start.
 
-    `started` (clock ticks after boot) and `argument` (last word of its command) distinguish it from a later process
-    with the same id.
+    `started` (clock ticks after boot) and `argument` (last word of the command) distinguish the process from a later
+    one with the same id.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Process:
 
 
 def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path) -> Process:
-    """Start `command` in a session of its own, out of reach of Ctrl-C, and record it as `records`/`name`.json."""
+    """Start `command` in a new session, out of reach of Ctrl-C. Record the process as `records`/`name`.json."""
     records.mkdir(parents=True, exist_ok=True)
     with interrupt_deferred(), open_log(log) as out:
         child = subprocess.Popen(
@@ -43,7 +43,8 @@ def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path
         )
         process = Process(name, child.pid, start_ticks(child.pid) or 0, str(command[-1]), str(log))
         (records / f"{name}.json").write_text(json.dumps(asdict(process)))
-    # Mark the child as ended for Popen, which would otherwise warn of it: the child outlives this program.
+    # Mark the child as ended for Popen: otherwise Popen would warn that the child still runs. The child outlives this
+    # program.
     child.returncode = 0
     return process
 

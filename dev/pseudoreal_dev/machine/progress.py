@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Cost(Enum):
-    """Runs that spend time on a step: only the first run (the result stays in the cache), or every run."""
+    """When a step costs time: only in the first run, because its result stays in the cache, or in every run."""
 
     FIRST_RUN = "first run"
     EVERY_RUN = "every run"
@@ -61,9 +61,9 @@ class Progress:
     def step(
         self, name: str, *, cost: Cost = Cost.EVERY_RUN, log: Path | None = None, shows_itself: bool = False
     ) -> Iterator[None]:
-        """Show `name` and the last line of `log` while the context runs, and record its duration.
+        """Show `name` and the last line of `log` while the context runs, and record the duration of the context.
 
-        With `shows_itself`, the context displays its own progress, and only its duration is recorded.
+        With `shows_itself`, only record the duration: the context displays its own progress.
         """
         step = _Step(name, self._clock(), log)
         self._running.append(step)

@@ -12,8 +12,10 @@ from pseudoreal_dev.machine.progress import Cost, progress
 
 @dataclass(frozen=True)
 class Neighbour:
+    """A program that runs beside the operator, and files of the program's Go module."""
+
     tool: str
-    """Folder below dev/tools with the go.mod of the module; several programs may share it."""
+    """Folder below dev/tools with the go.mod that pins the module. Several programs may share the folder."""
     program: str
     """Name of the program in the cache."""
     module: str

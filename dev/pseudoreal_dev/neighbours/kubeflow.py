@@ -1,5 +1,5 @@
-"""Kubeflow's operators, for the benchmark that runs them beside the operator: the training operator, and its successor
-Trainer with the JobSet controller that Trainer requires."""
+"""Kubeflow's operators, for the benchmark beside the operator: the training operator, its successor Trainer, and the
+JobSet controller required by Trainer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def trainer() -> Controller:
 
 
 def torch_runtime() -> Path:
-    """Return the path of the Trainer's PyTorch runtime, to which its jobs refer."""
+    """Return the path of the Trainer's PyTorch runtime. Jobs of the Trainer refer to this runtime."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 

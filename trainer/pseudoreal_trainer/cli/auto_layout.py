@@ -1,8 +1,9 @@
-"""Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once, recorded beside the checkpoints, and
-read from the record from then on.
+"""Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once and recorded beside the checkpoints;
+later executions read the record.
 
 Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets exactly one
-write succeed, and all pods continue with that layout. Other profiles or releases do not change a recorded layout.
+of these writes succeed, and all pods continue with the written layout. Other profiles or releases do not change a
+recorded layout.
 """
 
 from collections.abc import Callable
@@ -27,10 +28,11 @@ log = structlog.get_logger()
 def resolve_layout(
     config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[PhaseConfig, ChosenLayout | None]:
-    """Return the phase with its layout, and the layout itself if it was chosen here or in an earlier execution.
+    """Return the phase's config with its layout, and the layout that was chosen automatically, now or in an earlier
+    execution. The layout is None if the job specifies one.
 
-    The search is pure, so the context of `while_searching` may end it at any point. Raises InvalidJobError if no layout
-    fits or the profile is invalid, and TrainingError if storage fails.
+    `while_searching`: context for the search. The context may end the search at any point, because the search is pure.
+    Raises InvalidJobError if no layout fits or the profile is invalid, and TrainingError if storage fails.
     """
     if not is_auto(config):
         return config, None

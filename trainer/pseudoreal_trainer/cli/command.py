@@ -1,8 +1,8 @@
 """The command `pseudoreal`, also installed as `kubectl pseudoreal`: one group of all commands.
 
 A command's module is imported when the command is called: help and the commands for a cluster need neither torch nor
-numpy. The commands for a cluster are in the package pseudoreal_client; they are only named here, because the image of a
-training pod has no pseudoreal_client.
+numpy. The commands for a cluster are in the package pseudoreal_client. This module only names these commands, because
+the image of a training pod has no pseudoreal_client.
 """
 
 import os
@@ -16,7 +16,7 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 
 class _Entry(NamedTuple):
-    """Location of a command as module:name, and its line in the list of commands."""
+    """Location of a command ("module:name"), and the command's line in the list of commands."""
 
     path: str
     help: str
@@ -74,7 +74,7 @@ class _Commands(click.Group):
         except TrainingError as error:
             raise CommandError(str(error)) from error
         except OSError as error:
-            if error.filename is None:  # from a connection, or from a pipe whose reader is gone
+            if error.filename is None:  # from a connection, or from a pipe without a reader
                 raise
             raise CommandError(f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror}") from error
 

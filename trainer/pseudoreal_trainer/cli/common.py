@@ -1,4 +1,4 @@
-"""Shared by all commands: their error, their options for a cluster, and the lazy import of their modules."""
+"""Shared by all commands: error, options for a cluster, and lazy import of the commands' modules."""
 
 import importlib
 import importlib.util

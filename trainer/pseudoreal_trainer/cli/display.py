@@ -22,7 +22,7 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.seconds: dict[str, float] = {}
-        """Seconds of training by phase, for the phases trained in this run."""
+        """Phase name -> seconds of training, for the phases trained in this run."""
         self.baseline: float | None = None
         """Loss of the order-2 model, in nats per byte; None for token files, and before the corpus is logged."""
         self.sample: Event | None = None
@@ -95,7 +95,7 @@ def _phase_text(event: Event) -> str:
 
 
 def _blocks_text(event: Event) -> str:
-    """Return a phrase with the numbers of blocks and of sets of experts, shared or not."""
+    """Return a phrase with the number of blocks and the number of sets of experts, shared or not."""
     sets = event["sets_of_experts"]
     experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
     return f"{event['blocks']} blocks{experts}"
@@ -114,7 +114,8 @@ def _number(value: float | None) -> str:
 
 
 def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
-    """Return the table of all finished phases. `seconds` are the training seconds of the phases trained in this run."""
+    """Return the table of all finished phases. `seconds`: phase name -> seconds of training, for the phases trained in
+    this run."""
     table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
     done = 0
     for index, phase in enumerate(directory.job.spec.phases):

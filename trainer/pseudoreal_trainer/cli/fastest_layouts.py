@@ -18,10 +18,11 @@ from pseudoreal_trainer.plan.sizes import Device
 
 @dataclass(frozen=True)
 class FastestLayouts:
-    """The fastest fitting layouts of a phase, best first, and the search for them."""
+    """The fastest layouts of a phase that fit, fastest first, and the search that found them."""
 
     phase: str
     found: list[tuple[Found, PhaseReport]]
+    """Layouts with their reports, fastest first; empty if no layout fits."""
     search: Search
 
     def as_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _STDIN = Path("-")
 
 @dataclass(frozen=True)
 class JobFile:
-    """Jobs of a file, and the kinds of its other objects. `name` is the file name shown with faults."""
+    """Jobs of a file, and the kinds of the file's other objects. `name`: file name shown with faults."""
 
     name: str
     jobs: list[Document]

@@ -52,7 +52,7 @@ class LocalRun:
 
     def _phase_config(self, index: int) -> PhaseConfig:
         trace = None if self.trace is None else str(self.trace.resolve())
-        # A single machine has no links to check; spec.network and resources are announced as ignored.
+        # A single machine has no links to check; the command announces that spec.network and resources are ignored.
         changes = {"trace_directory": trace, "preflight": Preflight(), "gpus": 0}
         return self.directory.phase_config(index).model_copy(update=changes)
 
@@ -83,7 +83,7 @@ class LocalRun:
         """Run a pod's process; return its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
         with errors.open("w") as log_file:
-            # A session of its own: Ctrl-C reaches only this process, which then asks the pod to save and stop.
+            # A new session: Ctrl-C reaches only this process. This process then asks the pod to save and stop.
             pod = subprocess.Popen(
                 command,
                 env=_environment(termination),
@@ -126,8 +126,8 @@ def _forward_signals(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
 
 
 def set_endpoint(storage: Storage) -> None:
-    """Point this process and its pods to the spec's object storage service: boto reads its address from the
-    environment."""
+    """Point this process and its pods to the spec's object storage service: boto reads the address of the service from
+    the environment."""
     if storage.object_storage is not None and storage.object_storage.endpoint is not None:
         os.environ["AWS_ENDPOINT_URL"] = storage.object_storage.endpoint
 

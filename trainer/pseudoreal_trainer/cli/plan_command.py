@@ -29,11 +29,11 @@ from pseudoreal_trainer.estimate.trace import trace_of
 from pseudoreal_trainer.plan.sizes import Device
 
 _SHOWN = 3
-"""Number of layouts shown for a phase with layout Auto; the phase would be trained with the first one."""
+"""Number of layouts shown for a phase with layout Auto. The phase would be trained with the first of them."""
 
 
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""Pattern of the names of jobs. Unlike file names, they have neither dots nor slashes."""
+"""Pattern of job names. Unlike names of files, job names have neither dots nor slashes."""
 
 
 @click.command()
@@ -178,7 +178,8 @@ def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
 def _search_auto_layouts(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
 ) -> list[FastestLayouts]:
-    """Return the best layouts of each phase with layout Auto, on the given profile, or else on the job's."""
+    """Return the best layouts of each phase with layout Auto. Seconds are predicted from `profile`; None: from the
+    job's profile."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
         machine = profile or profile_of(phase)

@@ -30,7 +30,7 @@ EXCHANGES: dict[Exchange, str] = {
     "replicas": "replicas",
     "experts": "tokens and their experts",
 }
-"""Display names of the kinds of exchange between ranks."""
+"""Kind of exchange between ranks -> display name."""
 
 
 def show(console: Console, report: PhaseReport) -> None:

@@ -1,7 +1,8 @@
 """Main process of a trainer or delink pod: `python -m pseudoreal_trainer.cli.pod CONFIG.json`.
 
-Starts torchrun and reports to Kubernetes how the phase ended, by the termination message and the contract's exit codes;
-torchrun's own exit code carries no such information. Starts immediately, because it does not import torch.
+Starts torchrun, and reports to Kubernetes how the phase ended: by the termination message and the contract's exit
+codes. torchrun's own exit code carries no such information. The process starts immediately, because it does not import
+torch.
 """
 
 import json
@@ -92,7 +93,7 @@ def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop
     """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
     config.
 
-    Call `check_secret` first: a pod that cannot join the rendezvous ends before the search for a layout.
+    Calls `check_secret` first: a pod that cannot join the rendezvous then ends before the search for a layout.
     """
     try:
         check_secret()
@@ -125,9 +126,9 @@ def _outcome_folder() -> Iterator[Path]:
 
 
 def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """Return the message, completed with the newest checkpoint if the volume answers in time.
+    """Return the message, completed with the newest checkpoint if the volume answers within `_NEWEST_SECONDS`.
 
-    Called if the message names no checkpoint. The bare message is written first, because the volume may hang.
+    Call if the message names no checkpoint. The bare message is written first, because the volume may hang.
     """
     write_termination(message)
     found: list[TerminationMessage] = []
@@ -138,8 +139,8 @@ def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """Return the message completed from the newest checkpoint of the phase; unchanged if there is none or it is
-    unreadable."""
+    """Return the message, completed from the newest checkpoint of the phase; unchanged if the phase has no readable
+    checkpoint."""
     store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]

@@ -1,7 +1,7 @@
 """One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
 
-The exit codes are defined by the contract between operator and trainer. A yielding rank must not exit with 0: torchrun
-would then wait for minutes for the torchruns of the other pods, which may be gone.
+The exit codes are defined by the contract between operator and trainer. A rank that stops early on request (outcome
+Yielded) must not exit with 0: torchrun would then wait minutes for the torchruns of the other pods, which may be gone.
 """
 
 import os
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 _LAST_SECONDS = 1.0
-"""Seconds for a failing rank to report the failure: its log may be a pipe without a reader."""
+"""Time limit in seconds for a failing rank's report of the failure: the log may be a pipe without a reader."""
 
 
 def main() -> NoReturn:
@@ -49,8 +49,8 @@ def main() -> NoReturn:
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
     """Train as one rank; return the rank's termination message, after writing it as the rank's outcome for the pod.
 
-    `end` is called with the exit code of a failing rank, in the thread of the first failure: other threads of this rank
-    may be waiting for ranks that in turn wait for this one.
+    `end`: called after a failure, with the exit code, in the thread that failed first. Other threads of this rank may
+    be waiting for other ranks, and those ranks for this rank.
     """
     stop = threading.Event()
     # Before torch is imported: the import takes seconds, during which a SIGTERM would otherwise kill the process.
@@ -136,7 +136,7 @@ def _train(
     config: PhaseConfig, config_file: Path, stop: threading.Event, heartbeat: Heartbeat, pod: PodFolder | None
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
-    # Read the corpus first: a job without text then fails at once, while no other rank waits for this one in a
+    # Read the corpus first: a job without text then fails at once, before another rank can wait for this rank in a
     # collective.
     corpus = open_corpus(config)
     if config.preflight.mode != "None":

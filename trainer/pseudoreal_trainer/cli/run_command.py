@@ -23,7 +23,7 @@ from pseudoreal_trainer.training.metrics_file import METRICS_FILE, metrics_of
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
 _POD_ONLY = ("resources", "pod")
-"""Fields of a phase for its pods only."""
+"""Fields of a phase that concern only the phase's pods."""
 
 
 @click.command()
@@ -65,7 +65,7 @@ def read_job(path: Path) -> PseudoRealJob:
 
 
 def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """Return `checkpoint` with the relative path of weights to start from resolved against the folder."""
+    """Return `checkpoint` with the path of the initial weights resolved against the folder, if the path is relative."""
     start = checkpoint.start_from
     if start is None or start.hugging_face is None or start.hugging_face.path.startswith(SCHEME):
         return checkpoint

@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False, a run of another
-    release, or a run with another value in an immutable spec field.
+    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False. Also raised if
+    the run is of another release, or has another value in an immutable spec field.
     """
     try:
         return _open(path, job, resume=resume)
@@ -114,7 +114,7 @@ def _check_unchanged(before: Json, now: Json, record: Path) -> None:
 
 
 def _immutable(spec: Json, phases: int) -> Json:
-    """Return the immutable part of a spec, and of its first `phases` phases."""
+    """Return the spec without changeable fields, and with only its first `phases` phases."""
     kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
     return _without(spec, _CHANGEABLE) | {"phases": kept}
 
@@ -124,8 +124,7 @@ def _without(fields: Json, names: tuple[str, ...]) -> Json:
 
 
 def _with_old_bounds(now: Json, before: Json) -> Json:
-    """Return the spec `now`, with the bounds of the last phase reset to the bounds in `before` where they have only
-    grown."""
+    """Return the spec `now`, in which the grown bounds of the last phase are reset to the bounds in `before`."""
     *earlier, last = now["phases"]
     old = before["phases"][-1]["until"]
     grown = {name: old[name] for name in _GROWING if name in old and last["until"].get(name, 0) >= old[name]}
@@ -133,7 +132,7 @@ def _with_old_bounds(now: Json, before: Json) -> Json:
 
 
 def first_difference(before: Any, now: Any, path: str) -> str | None:
-    """Return the path of the first difference with both values; None if there is none."""
+    """Return the path of the first difference, with both values; None if the two are equal."""
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = [(f"{path}.{key}", before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

@@ -19,7 +19,7 @@ _STEP = re.compile(r"([A-Za-z]\w*)|\[([^\]]+)\]")
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault at a place of a file. `line` and `column` count from 1."""
+    """Fault of a job file, with its position. `line` and `column` count from 1."""
 
     line: int
     column: int
@@ -45,8 +45,8 @@ class Document:
     node: yaml.Node
 
     def fault(self, sentence: str) -> Fault:
-        """Return the sentence as a fault at the first field path in its text: at the field's key, or at the nearest
-        enclosing key."""
+        """Return the sentence as a fault. The position is the key of the first field path in the sentence, or the
+        nearest enclosing key in the document."""
         mark = self.node.start_mark
         named = _PATH.search(sentence)
         node: yaml.Node | None = self.node

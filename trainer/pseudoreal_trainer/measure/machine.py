@@ -1,6 +1,7 @@
-"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8.
+"""Two measurements of a machine: with one rank, and with one rank per device (without a GPU, per core), at most 8
+ranks.
 
-All ranks of a measurement measure at the same time, each in a process of its own.
+All ranks of a measurement measure at the same time, each in a separate process.
 """
 
 import os
@@ -24,7 +25,7 @@ from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
 _NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
-"""Speed of messages for a single rank, which sends none."""
+"""Placeholder for the speed of messages of a single rank: a single rank sends none."""
 
 
 def messages_of_rank(device: torch.device) -> int:
@@ -36,7 +37,7 @@ def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: 
     """Measure as one rank among others; the first rank writes the speeds to the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
-        # Before anything is pinned: pinning creates a context on the current device, by default the first one.
+        # Before anything is pinned: pinning creates a context on the current device, by default device 0.
         torch.cuda.set_device(device)
     torch.set_num_threads(threads_of(world))
     ranks = Ranks(rank, world, device)
@@ -93,7 +94,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     for row in rows(ranks.device):
         say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
         for cell in row:
-            ranks.from_first(0)  # wait for all ranks, which then measure at the same time
+            ranks.from_first(0)  # a barrier: all ranks measure at the same time
             found.append(measure_cell(cell, ranks.device))
             if ranks.from_first(int(is_slow(cell, found[-1]))):
                 break

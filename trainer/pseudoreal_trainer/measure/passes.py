@@ -31,7 +31,8 @@ def scratch_share(act: Callable[[], object], device: torch.device, planned: int)
 
 
 def most_on_cpu(act: Callable[[], object]) -> int:
-    """Return the peak of bytes allocated by `act`. torch's profiler reports allocations only in a trace file."""
+    """Return the peak number of bytes that `act` holds at a time. torch's profiler reports allocations only in a trace
+    file."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         act()
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
@@ -58,7 +59,7 @@ _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": 
 _SEQUENCE = {"cuda": 2048, "cpu": 128}
 _HEAD_WIDTH = {"cuda": 128, "cpu": 32}
 """Width of an attention head, as in models trained on such a device. Attention's share of a block's time depends on
-it."""
+this width."""
 _LONG_SECONDS = 0.05
 
 
@@ -90,7 +91,8 @@ class Cell:
 
 
 def rows(device: torch.device) -> list[list[Cell]]:
-    """Return the measurements: rows of one precision and width each, in ascending order of tokens."""
+    """Return the measurements in rows. The cells of a row have one precision and width, in ascending order of
+    tokens."""
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
@@ -103,7 +105,8 @@ def device_type(device: torch.device) -> Device:
 
 
 def is_slow(cell: Cell, speed: PassSpeed) -> bool:
-    """Return whether the cell is so slow that more tokens would take too long, without a higher speed."""
+    """Return whether the cell took so long that more tokens need no measurement: they would take too long, and would
+    not reach a higher speed."""
     return cell.flops / speed.block_forward_flops_per_second > _LONG_SECONDS
 
 
@@ -143,7 +146,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
 def _backward(
     module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor
 ) -> Callable[[], object]:
-    """Return a backward pass that includes its forward pass, as under recomputation."""
+    """Return a function that runs a forward and a backward pass, as with recomputation."""
 
     def act() -> object:
         inner = source.detach().requires_grad_()

@@ -20,21 +20,24 @@ from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 _SMALL = 2**14
-"""Bytes of the smaller of two transfers."""
+"""Size in bytes of the smaller of two transfers."""
 MOST_BYTES = 2**31
-"""Bytes of a vector in memory. Units are as large and exceed every cache; a few MiB would measure the cache."""
+"""Maximum size in bytes of a vector in memory. Units are as large and exceed every cache; a few MiB would measure the
+cache."""
 _SHARE_OF_MEMORY = 8
-"""Divisor of the free memory: all vectors of one measurement together may take this part of it."""
+"""Divisor: all vectors of one measurement together take at most the free memory divided by this number."""
 DISK_BYTES = 2**26
-"""Bytes of a transfer to a disk: enough to keep as many requests pending as the engine does, for a while."""
+"""Size in bytes of a transfer to or from a disk: enough to keep as many requests pending as the engine does, for a
+while."""
 _COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
-"""Bytes of a collective's vector. Between processes on a CPU, messages are far slower than any cache."""
+"""Device type -> size in bytes of a collective's vector. Between processes on a CPU, messages are far slower than any
+cache."""
 _CLIP = 0.999
 _CPU = torch.device("cpu")
 
 
 def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
-    """Return the bytes of a vector, if each of `ranks` ranks of one machine measures with `vectors` vectors."""
+    """Return the size in bytes of a vector, if each of `ranks` ranks of one machine measures with `vectors` vectors."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes() // ranks
     return min(MOST_BYTES, int(free / _SHARE_OF_MEMORY / vectors)) // 4096 * 4096
 
@@ -53,8 +56,8 @@ def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
 
 
 def update_seconds_per_element(device: torch.device, ranks: int) -> float:
-    """Return the seconds per element of the update of a bfloat16 unit, with gradient clipping and the cast of the new
-    weights."""
+    """Return the seconds per element for the optimizer's update of a bfloat16 unit, including gradient clipping and the
+    cast of the new weights."""
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
@@ -64,7 +67,8 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
 
 
 def copies(source: torch.device, target: torch.device, ranks: int) -> TransferSpeed:
-    """Return the speed of copies between the device and host memory, which is pinned if the device is a GPU."""
+    """Return the speed of copies from `source` to `target`. One end is the device, the other is host memory. The host
+    memory is pinned if the device is a GPU."""
     device = target if source == _CPU else source
     host = allocator_for(device)
     size = min(vector_bytes(_CPU, ranks, 2), vector_bytes(device, ranks, 2))
@@ -102,8 +106,8 @@ def collectives(ranks: Ranks) -> Collectives:
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> TransferSpeed:
-        """Return the speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
-        whole."""
+        """Return the speed of a collective. `act`: called with a whole vector and a shard of the vector. `share`: share
+        of the whole vector that each rank sends."""
 
         def timed(size: int) -> tuple[int, float]:
             shard = torch.ones(size // 4 // world, device=ranks.device)

@@ -1,4 +1,4 @@
-"""Preflight check of one rank. Rank 0 leads: it collects the results of all ranks and diagnoses them."""
+"""Preflight check of one rank. Rank 0 also collects the results of all ranks and makes the diagnosis."""
 
 import os
 import threading
@@ -36,7 +36,8 @@ def connect(seconds: float, *, holds: bool = False) -> Store:
 
 
 def part_of(store: Store, name: str, seconds: float) -> Store:
-    """Return a part of the store under a prefix of its own; a read waits at most `seconds` for an entry."""
+    """Return a view of the store with the prefix `name` before each key. A read waits at most `seconds` for an
+    entry."""
     part = PrefixStore(name, store)
     part.set_timeout(timedelta(seconds=seconds))
     return part
@@ -47,7 +48,7 @@ def is_held_by_torchrun() -> bool:
 
 
 class ResultStore:
-    """Messages between the ranks, exchanged through the store.
+    """Exchange of nodes, results and the diagnosis between the ranks, through the store.
 
     No method waits longer than its `seconds`. After a timeout, a method returns False, None or fewer entries.
     """
@@ -59,12 +60,12 @@ class ResultStore:
         self._store.set(f"node/{rank}", node)
 
     def nodes(self, ranks: Collection[int], seconds: float) -> Nodes:
-        """Return the nodes of the given ranks as far as they have started, waiting up to `seconds` for all of them."""
+        """Return rank -> node for the given ranks that have started; wait up to `seconds` for all of them."""
         found = self._wait_for_each("node", ranks, seconds)
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
     def allow_measuring(self, is_complete: bool) -> None:
-        """Publish whether to measure: only if all ranks have started."""
+        """Publish whether the ranks may measure. `is_complete`: whether all ranks have started."""
         self._store.set("go", str(is_complete))
 
     def may_measure(self, seconds: float) -> bool:
@@ -107,7 +108,7 @@ class ResultStore:
 
 
 _QUOTED = 200
-"""Most characters quoted from an error."""
+"""Maximum number of characters quoted from an error."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Limits:
     """Time limits in seconds, so generous that only a hang exceeds them."""
 
     start: float = 600.0
-    """Limit until all ranks have started: some may still be reading their corpus."""
+    """Limit for the start of all ranks: some may still be reading their corpus."""
     product: float = 60.0
     """Limit for the matrix products."""
     pairing: float = 20.0
@@ -131,9 +132,10 @@ class CheckedRank:
     rank: int
     workers: int
     processes: int
+    """Number of ranks per worker."""
     node: str
     device: Callable[[], torch.device]
-    """Function that returns the rank's device. If it raises, the error becomes part of the rank's result."""
+    """Function that returns the rank's device. An error of the function becomes part of the rank's result."""
 
     @property
     def world(self) -> int:
@@ -149,7 +151,8 @@ class CheckedRank:
 
 @dataclass
 class _PartialResult:
-    """Results so far of the measuring thread, which may hang; other threads read them here."""
+    """Results so far of the measuring thread. Another thread reads the results here, because the measuring thread may
+    hang."""
 
     product_seconds: float | None = None
     product_right: bool = False
@@ -213,7 +216,8 @@ def _measure_in_thread(own: CheckedRank, limits: Limits) -> RankResult:
 def _measure(own: CheckedRank, limits: Limits, notes: _PartialResult) -> None:
     begun = time.monotonic()
     try:
-        # A connection of its own: a read that waits for an absent partner must not block the answer on the main one.
+        # A separate connection: a read that waits for an absent partner must not block the answer on the main
+        # connection.
         store = connect(limits.answer) if own.world > 1 else None
         device = own.device()
         notes.product_seconds, notes.product_right = probes.product(device)

@@ -12,7 +12,7 @@ from pseudoreal_trainer.preflight.pairs import Network
 
 
 class PairResult(ApiModel):
-    """Result of one pairing of two ranks, as seen by one of them."""
+    """Result of a pairing of two ranks, as measured by one of the two."""
 
     network: Network
     partner: int
@@ -88,7 +88,7 @@ def _slow_faults(seconds: Mapping[int, float], nodes: Mapping[int, str], doing: 
 
 
 Nodes = Mapping[int, str]
-"""Node name of each started rank."""
+"""Rank -> node name, for started ranks."""
 _Pair = frozenset[int]
 
 _PARTNERS = {"across": "in other pods", "within": "in its pod"}
@@ -96,18 +96,19 @@ _PLACES = {"across": "of different pods", "within": "of one pod"}
 
 
 def diagnose_start(world: int, nodes: Nodes, seconds: float) -> Diagnosis:
-    """Return the diagnosis if some ranks did not even start."""
+    """Return the diagnosis of the start: a fault for each rank that did not start within `seconds`."""
     missing = [rank for rank in range(world) if rank not in nodes]
     return Diagnosis(broken=[_silent_fault(rank, nodes, seconds) for rank in missing])
 
 
 def diagnose_silent_leader(nodes: Nodes, seconds: float) -> Diagnosis:
-    """Return the diagnosis if rank 0, which makes the diagnosis, does not answer."""
+    """Return the diagnosis of a rank that got no diagnosis from rank 0 within `seconds`: rank 0 is at fault."""
     return Diagnosis(broken=[_silent_fault(0, nodes, seconds)])
 
 
 def diagnose(nodes: Nodes, results: Collection[RankResult], seconds: float) -> Diagnosis:
-    """Return the diagnosis on all ranks, given the node of every rank and the results arrived within `seconds`."""
+    """Return the diagnosis on all ranks. `nodes`: nodes of all ranks. `results`: results that arrived within
+    `seconds`."""
     answered = {result.rank for result in results}
     broken = [_silent_fault(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for result in results for fault in _product_faults(result)]
@@ -148,8 +149,8 @@ def _broken_networks(network: Network, results: Collection[RankResult]) -> list[
         for pair_result in f.pair_results
         if pair_result.network == network
     }
-    # Count a pairing only if both sides reached it: a rank delayed by an earlier partner may never have joined, and the
-    # rank that waited for it is not at fault.
+    # Count a pairing only if both ranks reached it: a rank delayed by an earlier partner may never have joined, and
+    # then the rank that waited is not at fault.
     met = {frozenset(pair) for pair in pair_results if pair[::-1] in pair_results}
     failed = {pair for pair in met if any(side.seconds is None for side in _both_sides(pair_results, pair))}
     if len(failed) > 1 and failed == met:
@@ -189,9 +190,9 @@ def _reason(pair_results: Mapping[tuple[int, int], PairResult], pair: _Pair) -> 
 
 
 _LISTED = 16
-"""Number of ranks with logged times, slowest products first."""
+"""Maximum number of ranks with logged times, slowest products first."""
 _QUOTED = 4
-"""Most faults named in the sentence."""
+"""Maximum number of faults named in the sentence."""
 
 _COLUMNS = ("product_ms", "across_ms", "within_ms")
 

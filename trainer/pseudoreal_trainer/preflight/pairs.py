@@ -1,9 +1,9 @@
 """Schedule of the network checks: the pairs of ranks in each round. Pure.
 
-First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
-compared only within one of these two networks. Pairs change as in a round-robin tournament. With three or more members,
-three rounds give every rank at least two partners. So a rank that fails with all its partners can be distinguished from
-a rank that fails with one faulty partner.
+First, ranks with the same local rank are paired across pods; then the ranks of one pod are paired with each other.
+These are two networks: times are compared only within a network. Pairs change as in a round-robin tournament. With
+three or more members, three rounds give every rank at least two partners. So a rank that fails with all its partners
+can be distinguished from a rank that fails with one faulty partner.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,16 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Pairing:
+    """Pairing of a rank with the rank `partner` in one round."""
+
     network: Network
     round: int
     partner: int
 
 
 def pairings(rank: int, workers: int, processes: int) -> list[Pairing | None]:
-    """Return the rank's pairings, one per round and as many for every rank; None for a round without a partner."""
+    """Return the rank's pairing of each round; None for a round without a partner. All ranks have the same number of
+    rounds."""
     worker, local = divmod(rank, processes)
     found: list[Pairing | None] = []
     for number in range(_rounds(workers)):
@@ -46,8 +49,8 @@ def _cycle(members: int) -> int:
 def _partner(member: int, members: int, number: int) -> int | None:
     """Return the member's partner in a round, by the circle method.
 
-    Where the formula pairs a member with itself, its partner is the last member if the number of members is even; else
-    it has no partner.
+    If the formula pairs a member with itself: with an even number of members, the partner is the last member; with an
+    odd number, there is no partner.
     """
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-# Each measurement reports the fastest of many tries, which other load has delayed least.
+# Each measurement reports the fastest of many tries: other load has delayed that try least.
 _PRODUCT_SECONDS = 1.0
 """Seconds spent on products, long enough for a GPU to reach its clock and for other load on a CPU to pass."""
 _SUMS = 20
@@ -50,7 +50,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def sums(store: Store, number: int, device: torch.device, seconds: float) -> float:
-    """Return the seconds of the fastest all-reduce between two ranks; this rank is `number` 0 or 1.
+    """Return the seconds of the fastest all-reduce between two ranks. `number`: 0 or 1, this rank's place in the pair.
 
     Raises WrongSum, and torch's error after `seconds` without a partner.
     """

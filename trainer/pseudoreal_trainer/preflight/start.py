@@ -25,8 +25,8 @@ log = structlog.get_logger()
 def run_preflight(config: PhaseConfig, path: Path) -> None:
     """Run the check of this rank. Every rank calls this, with the path of its configuration file.
 
-    If a rank is broken, or this rank's check has failed: raises TrainingError if spec.network.preflight.mode is Fail,
-    and only logs a warning if it is Warn.
+    If a rank is broken, or this rank's check has failed: with spec.network.preflight.mode Fail, raises TrainingError;
+    with Warn, only logs a warning.
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -55,8 +55,8 @@ def _check(rank: int, config: Path) -> Diagnosis:
 
 
 def _run(config: Path, diagnosis: Path) -> str:
-    """Run the check's process; return how it ended, in case it wrote no diagnosis."""
-    # A session of its own: a signal to the rank's process group must not reach the check, which ends soon anyway.
+    """Run the check's process; return a phrase about the end of the process, for a check without a diagnosis."""
+    # A new session: a signal to the rank's process group must not reach the check. The check ends soon anyway.
     process = subprocess.Popen([*COMMAND, config, diagnosis], start_new_session=True)
     try:
         code = process.wait(_SECONDS)
@@ -69,7 +69,7 @@ def _run(config: Path, diagnosis: Path) -> str:
 
 
 def suspect_elsewhere(suspect: int | None, rank: int, processes: int) -> int | None:
-    """Return the suspect rank; None if it is a rank of this pod."""
+    """Return the suspect rank; None if the suspect is in this pod, or unknown."""
     if suspect is None or suspect // processes == rank // processes:
         return None
     return suspect

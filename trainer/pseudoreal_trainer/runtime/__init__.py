@@ -1,5 +1,6 @@
-"""A pod while it runs: start of its ranks, restarts of the ranks in place, their heartbeats, the pod's reports to the
-operator, its /metrics, and its termination message with the rank at fault.
+"""The running pod: start, heartbeats and restarts in place of the ranks; the pod's reports to the operator, /metrics
+and termination message.
 
-`cli.pod` is the program supervising the ranks. Only the process from which torchrun is forked imports torch.
+The program that supervises the ranks is `cli.pod`. Only `rendezvous.handler` imports torch: the module runs in
+torchrun's process, and never in the supervisor.
 """

@@ -1,6 +1,6 @@
 """Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
 
-The sentences are in the rank's own message, or in its pod's message if the rank could not leave one.
+A sentence is part of the rank's own message. If the rank left no message, the sentence is part of the pod's message.
 """
 
 import errno
@@ -33,7 +33,7 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 class MemoryShortage:
     on_gpu: bool
     text: str
-    """Phrase about the failed allocation, with the requested amount if known."""
+    """Phrase about the failed allocation, with the requested number of bytes if known."""
 
 
 def lack_of_memory(error: BaseException) -> MemoryShortage | None:
@@ -48,8 +48,7 @@ def rank_sentence(lack: MemoryShortage, use: MemoryUse, config: PhaseConfig) -> 
 
 
 def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
-    """Return the sentence of a pod in which the OOM killer ended a process. `ranks` are the local ranks without an
-    outcome."""
+    """Return the sentence of a pod in which the OOM killer ended a process. `ranks`: local ranks without an outcome."""
     limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
     peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
     return (
@@ -152,6 +151,8 @@ _FRAME = "  File "
 
 @dataclass(frozen=True)
 class Crash:
+    """Crash of a rank's process, as recorded by faulthandler."""
+
     what: str
     """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None
@@ -159,7 +160,7 @@ class Crash:
 
     @property
     def is_of_watchdog(self) -> bool:
-        """Whether NCCL's watchdog ended the process. The watchdog is a thread of torch; it aborts the process after a
+        """Whether NCCL's watchdog ended the process. The watchdog, a thread of torch, aborts the process after a
         collective times out."""
         return self.what == "Aborted" and self.where is None
 

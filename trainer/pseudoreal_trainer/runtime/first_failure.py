@@ -8,12 +8,12 @@ End = Callable[[BaseException], object]
 
 
 class FirstFailure:
-    """The first failure of a rank. Every thread other than the main thread works inside `noticed`; the main thread
-    calls `check` whenever it waits for one of them.
+    """Record of the first failure of a rank. Every thread other than the main thread works inside `noticed`. The main
+    thread calls `check` whenever it waits for another thread.
 
     A thread cannot be woken while it waits for another rank, and the other rank may be waiting for the failed thread.
-    So a process that trains sets an `End` that does not return: the thread that fails first reports the reason and ends
-    the process, and other ranks see their connection to the process break.
+    So a process that trains sets an `End` that does not return. The thread that fails first reports the reason and ends
+    the process. Other ranks then see a broken connection.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class FirstFailure:
         self._end = end
 
     def add(self, error: BaseException) -> None:
-        """Record a failure. Only the first one counts; other threads wait here until its thread has ended the
-        process."""
+        """Record a failure. Only the first failure counts: other threads wait here until the thread that failed first
+        has ended the process."""
         with self._lock:
             if self._error is None:
                 self._error = error

@@ -4,8 +4,8 @@ Only the main thread reports: a separate reporting thread would hide a stuck mai
 
 The heartbeat is a file of a fixed layout, mapped into memory, so that writing a record costs a microsecond or two. Two
 copies of the record are written in turn, each with its own checksum. If one copy is being written, or its writer was
-stopped in the middle, a reader finds the other copy. The end of a save has a place of its own in the file, because
-another thread writes it.
+stopped in the middle, a reader finds the other copy. The end of a save has a separate place in the file, because the
+checkpoint thread writes it.
 """
 
 import mmap
@@ -33,10 +33,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """State of a thread. Replaced as a whole, because another thread reads it."""
+    """State of a thread. Another thread reads the state, so a change replaces the whole object."""
 
     waits_for: "str | SideThread | None"
-    """Target of the wait: other ranks, as a description, or another thread. None: the thread works."""
+    """Target of the wait: a description of other ranks, or another thread of this rank. None: the thread works."""
     since: float
     waited: float
     """Total seconds of waiting for other ranks, until `since`."""
@@ -82,8 +82,8 @@ class SideThread:
         return state.waited + (0.0 if state.waits_for is None else self._clock() - state.since)
 
     def waits_for(self) -> tuple[str | None, float]:
-        """Return the description of the wait for other ranks, None if the thread works, and the time since which it
-        waits or works."""
+        """Return the description of the wait for other ranks, and the start of the wait. If the thread works: None, and
+        the start of the work."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
             what, since = state.waits_for.waits_for()
@@ -108,7 +108,8 @@ assert _RECORD.size + _CHECKSUM.size <= _RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """Newest record of a rank. Times are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
+    """Record of a rank's heartbeat. Times are in seconds of CLOCK_MONOTONIC, the same clock in all processes of a
+    machine."""
 
     pid: int
     rank: int
@@ -153,7 +154,7 @@ class HeartbeatFile:
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
-        """Record that the save which started before this moment is committed."""
+        """Record the commit of the save in progress. `moment`: time of the commit."""
         self._put(_SAVED_BEGIN, _SAVED.pack(moment))
 
     def _put(self, begin: int, body: bytes) -> None:
@@ -161,8 +162,8 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:
-    """Return the newest record; None: nothing is written yet, or the file is gone. Any process may call this at any
-    time."""
+    """Return the newest record; None if the file is missing or holds no complete record. Any process may call this at
+    any time."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -195,9 +196,9 @@ def _sound(content: bytes, layout: struct.Struct, begin: int) -> tuple[Any, ...]
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks on the joined thread by the main thread."""
+"""Interval in seconds at which the main thread checks the thread that it waits for."""
 _STEPS = 10
-"""Training steps over which the busy time is averaged."""
+"""Number of training steps over which the busy time is averaged."""
 
 
 def process_state(pid: int) -> str:
@@ -212,8 +213,8 @@ def process_state(pid: int) -> str:
 
 
 class Heartbeat:
-    """Heartbeat of a rank. Main thread only, except for `save_done`. The description of a wait or of work takes 64
-    bytes at most."""
+    """Heartbeat of a rank. Main thread only, except for `save_done`. Descriptions of waits and of work are cut off
+    after 64 bytes."""
 
     def __init__(self, file: HeartbeatFile | None = None, clock: Clock = time.monotonic) -> None:
         """`file`: None if no process reads the heartbeat."""
@@ -242,18 +243,19 @@ class Heartbeat:
             self._works_again(self._clock() - begin)
 
     def working(self, what: str) -> None:
-        """Report the work of the main thread from now on."""
+        """Report that the main thread works. `what`: description of the work."""
         self._doing = what
         self._beat(self._activity, what, self._clock())
 
     def join(self, future: Future[_T], thread: SideThread) -> _T:
         """Wait for the result of another thread of this rank and return it.
 
-        The rank counts as waiting only while that thread waits for other ranks. Raises the first failure of any thread:
-        after a failure, the result may never come.
+        The rank counts as waiting only while the other thread waits for other ranks. Raises the first failure of any
+        thread: after a failure, the result may never come.
         """
         if future.done():
-            # Counted as well: ranks with the same plan then leave the same waits, however fast their threads are.
+            # Counted as well: ranks with the same plan then end the same number of waits, however fast their threads
+            # are.
             self._waits += 1
         else:
             begin = self._clock()
@@ -269,7 +271,7 @@ class Heartbeat:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Report and time a training step, which is done at the end of the context."""
+        """Report and time a training step. At the end of the context, the step is done."""
         begin, waited = self._clock(), self._waited
         self._activity = "computing"
         self.working("a step")

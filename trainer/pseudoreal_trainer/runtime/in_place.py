@@ -1,14 +1,15 @@
-"""Restart of all ranks in place after one of them has died; the pods of the execution keep running.
+"""Restart of all ranks in place after a rank has died; the pods of the execution keep running.
 
-Each pod decides by itself once its own ranks have ended, by the same rule in all pods. If the ranks of a pod noticed
-nothing, the pod learns of the restart from the answer to its next report, and then kills its ranks. If the decisions
-differ, for instance because a node is lost, the rendezvous fails. Then each pod ends, as it would have ended without a
-restart, and the operator starts an execution with new pods. With spare pods, the operator decides which spare replaces
-the lost pod, and announces the spare in the answers to reports; the remaining pods then have a rendezvous with it.
+Once its own ranks have ended, each pod decides by itself whether to restart them. All pods decide by the same rule. The
+ranks of a pod may run on, unaware of the death. Such a pod learns of the restart from the answer to its next report,
+and then kills its ranks. If the decisions of the pods differ, for instance because a node is lost, the rendezvous
+fails: each pod ends as without a restart, and the operator starts an execution with new pods. With spare pods, the
+operator decides which spare replaces the lost pod, and announces the spare in the answers to reports. The remaining
+pods then have a rendezvous with the spare.
 
-All ranks from before a restart are dead when the first rank starts after it: a pod joins the rendezvous only when all
-of its own ranks have ended, and no rank starts before all pods have joined. A replaced pod may live on unseen. Its
-ranks can complete no step without the others, and the checkpoints' fence rejects its pending commits.
+When the first rank starts after a restart, all ranks from before are dead: a pod joins the rendezvous only after all of
+its own ranks have ended. No rank starts before all pods have joined. A replaced pod may live on unseen. Its ranks can
+complete no step without the others, and the checkpoints' fence rejects its pending commits.
 """
 
 import time
@@ -51,7 +52,7 @@ def _run_as_spare(launch: Launch) -> TerminationMessage:
 
 
 def _run_as_worker(launch: Launch, identity: RendezvousIdentity) -> TerminationMessage | None:
-    """Run the ranks, and restart them in place while the pod may. Return the pod's termination message.
+    """Run the ranks, and restart them in place as long as that is allowed. Return the pod's termination message.
 
     None: no ranks have started, because the pods did not meet.
     """

@@ -21,9 +21,9 @@ from pseudoreal_trainer.runtime.reports import pod_report
 
 PATH = "/metrics"
 _CLIENT_SECONDS = 2.0
-"""Seconds of silence allowed to a client, while the next client waits."""
+"""Time limit in seconds of each socket operation with a client. The next client has to wait that long."""
 _LAST_SECONDS = 1.0
-"""Most seconds for which the pod's shutdown waits for a client."""
+"""Maximum number of seconds for which the pod's shutdown waits for a client."""
 _POLL_SECONDS = 0.1
 _PREFIX = "pseudoreal_trainer_"
 _PROGRESS = {
@@ -58,7 +58,7 @@ def metrics_port(environment: Mapping[str, str]) -> int | None:
 def serving_metrics(folder: PodFolder, port: int | None) -> Iterator[int | None]:
     """Serve /metrics inside the context; yield the port, or None if metrics are off or the port is taken.
 
-    Port 0 asks for a free port. A taken port costs the metrics, not the training: a warning is logged.
+    Port 0 asks for a free port. If the port is taken, log a warning and serve no metrics: the training continues.
     """
     if port is None:
         yield None
@@ -81,10 +81,10 @@ def serving_metrics(folder: PodFolder, port: int | None) -> Iterator[int | None]
 
 
 class _Server(TCPServer):
-    """Server for IPv6 and IPv4, if the machine has both, else for IPv4. Handles one client at a time.
+    """HTTP server for IPv6 and IPv4 if the machine supports both, else for IPv4. Handles one client at a time.
 
     The server of prometheus_client has a thread for each connection and no time limit, so silent clients would
-    accumulate threads in the process that supervises the ranks.
+    accumulate threads in the supervisor process.
     """
 
     allow_reuse_address = True

@@ -1,4 +1,5 @@
-"""Small files for communication between the processes of a running pod; files about their end are in termination.py."""
+"""Small files for communication between the processes of a running pod; the files about the end of ranks are in
+termination.py."""
 
 import os
 import time
@@ -14,9 +15,9 @@ from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY
 
 MEMBERSHIP = "PSEUDOREAL_MEMBERSHIP"
-"""Environment variable of a rank: the number of the restart in place at the start of its pod's current membership.
+"""Environment variable of a rank: number of the restart in place with which the current membership of its pod started.
 
-If unset, the worker assignment is the initial one: worker N is pod N.
+0 or unset: the initial membership, in which worker N is pod N.
 """
 
 _MEMORY = Path("/dev/shm")
@@ -49,15 +50,15 @@ class PodFolder:
         return any(self.path.glob(_OF_RANKS))
 
     def remove_rank_files(self, why: InPlace) -> None:
-        """Remove the files of ended ranks and record the restart in place, before it starts."""
-        # Remove first, record second: with a restart on record, rank files mean that its ranks have started.
+        """Remove the files of the ended ranks, then record a restart in place. Call before the restart."""
+        # Remove first, record second: after the record, rank files show that the ranks have started again.
         for path in self.path.glob(_OF_RANKS):
             path.unlink(missing_ok=True)
         self._replace("in-place", why.to_json())
 
     def in_place(self) -> InPlace | None:
-        """Return the number and reason of the restarts in place, including a restart that still waits for the other
-        pods; None if there were none."""
+        """Return the number of restarts in place and the reason of the newest; None before the first. A restart counts
+        even while it waits for the other pods."""
         content = self._content("in-place")
         return None if content is None else InPlace.model_validate_json(content)
 
@@ -73,7 +74,7 @@ class PodFolder:
         self._replace("membership", membership.to_json())
 
     def membership(self) -> Membership | None:
-        """Return the newest worker assignment of the operator; None: worker N is pod N."""
+        """Return the operator's newest assignment of workers to pods; None: worker N is pod N."""
         content = self._content("membership")
         return None if content is None else Membership.model_validate_json(content)
 
@@ -108,7 +109,7 @@ class PodFolder:
         self._finish.touch()
 
     def is_asked_to_finish(self) -> bool:
-        """Return whether the phase was asked to end now, with a checkpoint."""
+        """Return whether the operator has asked the phase to save a checkpoint and end."""
         return self._finish.exists()
 
     @property
@@ -118,7 +119,7 @@ class PodFolder:
     def _replace(self, name: str, text: str) -> None:
         """Write a file atomically: another process may be reading it."""
         temporary = self.path / f"{name}.tmp"
-        # A full volume loses a report, which must not stop the training.
+        # If the volume is full, the content is lost and the training continues.
         with suppress(OSError):
             temporary.write_text(text)
             temporary.rename(self.path / name)
@@ -144,5 +145,6 @@ def memory_directory() -> str | None:
 
 
 def membership_of_ranks() -> int:
-    """Return the number of the restart in place at the start of the current membership of this process's pod."""
+    """Return the number of the restart in place with which the pod's current membership started; 0: the initial
+    membership."""
     return int(os.environ.get(MEMBERSHIP, "0"))

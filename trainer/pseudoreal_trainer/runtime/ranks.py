@@ -35,7 +35,7 @@ from pseudoreal_trainer.runtime.termination import (
 )
 
 LAST_SECONDS = 2.0
-"""Seconds for the remaining ranks to write their outcomes."""
+"""Seconds that the remaining ranks get to write their outcomes, after a rank has died."""
 _DEAD = ("Z", "X")
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 class LocalRanks:
     """The local ranks of a pod, found through their heartbeat files.
 
-    `killed` are the local ranks killed by this object: their end is not their fault.
+    `killed`: local ranks that this object has killed; these ranks are not at fault.
     """
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
@@ -53,7 +53,8 @@ class LocalRanks:
         self.killed: set[int] = set()
 
     def check(self) -> None:
-        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found dead. Call repeatedly."""
+        """Check whether a rank was killed or has failed; `LAST_SECONDS` after the first such rank, kill all ranks. Call
+        repeatedly."""
         now = self._clock()
         if self._died_since is None and any(self._has_died(*rank) for rank in self._ranks()):
             self._died_since = now
@@ -65,7 +66,7 @@ class LocalRanks:
         return all(process_state(pid) in _DEAD for _, pid in self._ranks())
 
     def _has_died(self, local_rank: int, pid: int) -> bool:
-        """Return whether the rank is dead after a kill or a failure."""
+        """Return whether the rank is dead, and was killed or has failed."""
         if process_state(pid) not in _DEAD:
             return False
         outcome = read_outcome(self._folder.path, local_rank)
@@ -89,16 +90,16 @@ class LocalRanks:
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
-"""Seconds between a SIGTERM and the moment at which torchrun kills its ranks (its default: 30 s): time for the current
-step and a save. In a pod, the operator sets fewer seconds than the pod's grace period."""
+"""Seconds from a SIGTERM until torchrun kills its ranks (torchrun's default: 30 s): time for the current step and a
+save. In a pod, the operator sets the variable to less than the pod's grace period."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks of the ranks."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Configuration of a pod's ranks, the same for every start. `worker` is the Python module that every rank runs,
-    `file` the path of its configuration."""
+    """Configuration of a pod's ranks, the same for every start. `worker`: Python module that every rank runs. `file`:
+    path of the phase's configuration file, the module's argument."""
 
     config: PhaseConfig
     file: Path
@@ -112,14 +113,15 @@ class Launch:
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
     def has_newer_membership(self, identity: RendezvousIdentity) -> bool:
-        """Return whether the operator has announced a restart later than the identity's."""
+        """Return whether the operator has announced a membership for a later restart than the identity's."""
         membership = self.folder.membership()
         return membership is not None and membership.restart > identity.restart
 
 
 @dataclass(frozen=True)
 class RanksResult:
-    """End of a pod's ranks. `may_restart`: whether they may be restarted in place; then none of them is alive."""
+    """How a pod's ranks ended. `may_restart`: whether the ranks may be restarted in place; if true, all ranks are
+    dead."""
 
     message: TerminationMessage
     may_restart: bool
@@ -136,7 +138,7 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     met = await_worker_0(environment, lambda: _should_give_up(launch, identity, end))
     if not met and (identity.restart or launch.has_newer_membership(identity)):
         return None
-    # The count of OOM kills before and after the ranks tells whether one of them was killed for memory.
+    # The counts of OOM kills before and after the run tell whether a rank was killed for memory.
     before, local_ranks = pod_memory(), LocalRanks(launch.folder)
     exit_code = _run_torchrun(launch, environment, local_ranks, identity)
     if not launch.folder.has_ranks() and (identity.restart or launch.has_newer_membership(identity)):
@@ -145,8 +147,8 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
     message = pod_outcome(outcomes, config, exit_code, stopped, lacked, local_ranks.killed, crashes)
-    # A restart needs a death (or a yield beside a spare) as its cause. All earlier ranks must be dead: a living one
-    # could still send messages.
+    # A restart needs a cause: a death, or a yield beside a spare. All earlier ranks must be dead: a living rank could
+    # still send messages.
     died = is_death(message, outcomes, config, exit_code, stopped, local_ranks.killed)
     return RanksResult(message, (died or _yielded_beside_a_spare(message, config, stopped)) and local_ranks.are_dead())
 
@@ -156,7 +158,8 @@ def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) ->
 
 
 def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod, which a spare may replace, was asked to stop."""
+    """Return whether all ranks saved and ended because another pod was asked to stop. A spare pod may replace that
+    pod."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
@@ -197,7 +200,7 @@ def _run_torchrun(
         if launch.has_newer_membership(identity):
             local_ranks.kill_all("a spare pod has taken a place")
             if not launch.folder.has_ranks():
-                process.terminate()  # torchrun waits for a pod that does not come
+                process.terminate()  # torchrun waits for a pod that never arrives
         local_ranks.check()
 
 
@@ -217,8 +220,8 @@ def gpu_environment(config: PhaseConfig) -> dict[str, str]:
         **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
     }
     if config.parallelism.pipeline > 1:
-        # By default CUDA loads a kernel at its first launch, and the load waits for all running kernels. One of them
-        # may be receiving a message that depends on the kernel about to be launched: a deadlock.
+        # By default, CUDA loads a kernel at its first launch, and the load waits for all running kernels. A running
+        # kernel may be receiving a message that depends on the kernel about to be launched: a deadlock.
         found["CUDA_MODULE_LOADING"] = "EAGER"
     return found
 

@@ -87,16 +87,16 @@ class Endpoint:
     token: Path
     """File of the service account token, renewed by the kubelet while the pod runs."""
     authority: Path
-    """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
+    """File with the CA certificates that verify the endpoint, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer that had any, as PEM text; None before the first one.
+    """CA certificates from the newest answer with certificates, as PEM text; None before the first.
 
     The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
     answer comes over a connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
-    """Trust set of the last successful verification."""
+    """CA certificates of the last successful verification, as PEM text; None before the first."""
     _idle: HTTPSConnection | None = field(default=None, init=False, repr=False, compare=False)
     """Open connection of the previous report: a handshake costs more than a report."""
 
@@ -115,7 +115,7 @@ class Endpoint:
         return self._store_authorities(self._exchange_on_new_connection(content))
 
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection, trying one trust set after the other, the last accepted one first."""
+        """Send a report on a new connection. Trust sets are tried in turn, starting with the last accepted set."""
         sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -138,7 +138,7 @@ class Endpoint:
     def _store_authorities(self, answer: ReportAnswer) -> ReportAnswer:
         """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
-            # Parse the text first: if it held anything but certificates, every later connection would fail.
+            # Parse the text first: with anything but certificates in the text, every later connection would fail.
             with suppress(ssl.SSLError):
                 ssl.create_default_context(cadata=together)
                 self._learned = together
@@ -186,7 +186,7 @@ def _seconds(retry_after: str | None) -> float:
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""Seconds to wait for the last report, which carries the checkpoint of a pod asked to stop."""
+"""Seconds to wait for the last report. If the pod was asked to stop, this report carries its last checkpoint."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -221,7 +221,7 @@ def delay(seconds: float, failures: int, retry_after: float, chance: float) -> f
 
 
 class _Reports:
-    """Loop of the report thread, which calls `run`. The main thread calls `end`."""
+    """Loop of the report thread. The report thread calls `run`, the main thread calls `end`."""
 
     def __init__(self, folder: PodFolder, endpoint: Endpoint, seconds: float) -> None:
         self._folder, self._endpoint, self._seconds = folder, endpoint, seconds
@@ -232,7 +232,7 @@ class _Reports:
         wait = 0.0
         while not self._over.wait(wait):
             wait = self._report()
-        # Send the last report only if the previous one arrived: do not wait for an endpoint that is down.
+        # Send the last report only if the previous report arrived: do not wait for an endpoint that is down.
         if not self._failures:
             self._report()
 

@@ -1,4 +1,4 @@
-"""SIGTERM of a pod: remembered from the start of the program, and passed on to torchrun."""
+"""SIGTERM of a pod: recorded from the start of the program, and passed on to torchrun."""
 
 import signal
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Handler of SIGTERM, installed at its creation. A delink ignores the signal: it is short and runs to its end."""
+    """Handler of SIGTERM, installed when the object is created. A delink ignores SIGTERM: a delink is short and runs to
+    its end."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -27,8 +28,8 @@ class Stop:
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """Raise Stopped in the context at a SIGTERM, or at once if there was one before. The context must leave no
-        lasting changes, and must run on the main thread, which receives signals."""
+        """Raise Stopped inside the context at a SIGTERM, or on entry after an earlier SIGTERM. The context must leave
+        no lasting changes, and must run on the main thread, which receives signals."""
         self._raises = True
         try:
             if self.asked:
@@ -38,7 +39,8 @@ class Stop:
             self._raises = False
 
     def _hear(self, *_: object) -> None:
-        # First of all: when the supervisor sees the ranks end, `asked` must be True, so that it starts no new ranks.
+        # Set first: `asked` must be True when the supervisor sees the ranks end, or the supervisor would start new
+        # ranks.
         self.asked = True
         if self._process is not None:
             self._process.terminate()

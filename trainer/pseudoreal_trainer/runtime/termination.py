@@ -19,6 +19,8 @@ _KUBERNETES_TERMINATION_LOG = "/dev/termination-log"
 
 
 class RankOutcome(ApiModel):
+    """Termination message of one rank. `time_ns`: time of the message, in nanoseconds since the epoch."""
+
     local_rank: int
     time_ns: int
     message: TerminationMessage
@@ -51,7 +53,7 @@ def write_outcome(folder: Path, local_rank: int, message: TerminationMessage) ->
 
 
 def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
-    """Return the outcome of a rank; None if it has left none."""
+    """Return the outcome of a rank; None if the rank has left no outcome."""
     path = _outcome_file(folder, local_rank)
     return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
 
@@ -77,14 +79,14 @@ def pod_outcome(
     ended: Collection[int] = (),
     crashes: Mapping[int, Crash] | None = None,
 ) -> TerminationMessage:
-    """Return the one termination message for all ranks of the pod. Pure.
+    """Return the pod's termination message, from the outcomes of all its ranks. Pure.
 
-    `exit_code` is torchrun's exit code. `stopped`: the pod was asked to stop. `exhausted` is the pod's memory if the
-    OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
-    `crashes` are the crashes by local rank.
+    `exit_code`: torchrun's exit code. `stopped`: whether the pod was asked to stop. `exhausted`: the pod's memory if
+    the OOM killer has ended a process, else None. `ended`: local ranks killed by the pod itself after another rank was
+    gone. `crashes`: local rank -> crash.
 
-    Among errors, errors caused in the rank itself come before lost peers, and earlier errors before later ones: a first
-    failure makes other ranks lose a peer. A killed rank leaves no outcome.
+    Of several errors, InvalidJob and OutOfMemory come first, then failures caused in a rank itself, then lost peers: a
+    first failure makes other ranks lose a peer. Among equals, the earliest counts. A killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
@@ -141,7 +143,8 @@ def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[
 
 
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
-    """Return the sentence for ranks without an outcome, `crashed` or `killed`.
+    """Return the sentence about the ranks without an outcome. `killed`: local ranks that were killed. `crashed`: local
+    rank -> crash.
 
     Killed ranks come first, as the likely cause.
     """

@@ -38,13 +38,13 @@ class Samples(Protocol):
 class PrefetchedSamples:
     """Samples of this rank, prefetched by a thread up to two steps ahead.
 
-    The thread starts at the first request, so a rank without requests reads nothing. Steps must be requested in order;
-    the parts of the current step in any order, and repeatedly.
+    The thread starts at the first request, so a rank without requests reads nothing. Request steps in order. The parts
+    of the current step may be requested in any order, and repeatedly.
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
-        """`parts` maps a step's first cursor to this rank's parts of the step. `first` is the cursor of the first step,
-        `stride` the number of samples between the cursors of consecutive steps."""
+        """`parts`: function from a step's first cursor to this rank's parts of the step. `first`: cursor of the first
+        step. `stride`: number of samples between the cursors of consecutive steps."""
         self.sequence = stream.sequence
         self._stream, self._order = stream, StepOrder(stream, parts, stride)
         self._cursor, self._stride = first, stride
@@ -77,11 +77,13 @@ class PrefetchedSamples:
 
 
 Count = Callable[[int], Counts]
-"""Function from a step's first cursor to the step's document counts over all ranks. Collective: all ranks call it."""
+"""Function: a step's first cursor -> the step's document counts over all ranks. Collective: all ranks call the
+function."""
 
 
 class DataSource:
-    """Samples of a phase, their document counts, and the samples consumed from each source. A context manager."""
+    """Samples of a phase, their document counts, and the number of samples consumed from each source. A context
+    manager."""
 
     def __init__(
         self, samples: Stream | PrefetchedSamples, mixed: PhaseSamples | None = None, count: Count | None = None
@@ -92,15 +94,15 @@ class DataSource:
         self._stretch, self._count = mixed, count
 
     def count(self, cursor: int) -> Counts | None:
-        """Return the document counts over all ranks of the step starting at the cursor; None if attention spans whole
-        sequences.
+        """Return the document counts, over all ranks, of the step that starts at the cursor; None if attention spans
+        whole sequences.
 
         Collective: every rank calls this, once per step and in step order.
         """
         return None if self._count is None else self._count(cursor)
 
     def consumed(self, cursor: int) -> dict[str, int] | None:
-        """Return the samples consumed from each source before the cursor, since the start of the job; None if the
+        """Return source name -> number of samples consumed before the cursor, since the start of the job; None if the
         corpus is text."""
         return None if self._stretch is None else self._stretch.consumed(cursor)
 
@@ -156,8 +158,9 @@ def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     """Return the counts summed over the data ranks.
 
     The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
-    its own samples. With clipping Global the ranks agreed after all passes of the step before, so this sum waits for no
-    other rank. Otherwise they agreed before most backward passes, and on a GPU the sum waits for these passes.
+    its own samples. With global clipping, the ranks agreed after all passes of the previous step, so this sum waits for
+    no passes. With other clipping, the ranks agreed before most backward passes, and on a GPU this sum waits for these
+    passes.
     """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=groups.device)
     targets, *pairs = groups.ranks.sum_(numbers if groups.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
@@ -165,7 +168,7 @@ def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
 
 
 def _enter_mixture(config: PhaseConfig, progress: Progress) -> PhaseSamples:
-    """Return the sample range of the phase. At the start of its mixture, record the start cursor in `progress`."""
+    """Return the sample range of the phase. At the start of the phase's mixture, record the cursor in `progress`."""
     weights = config.mixtures[0].weights
     consumed = progress.consumed or {}
     if progress.cursor and not consumed:
@@ -180,7 +183,8 @@ def _enter_mixture(config: PhaseConfig, progress: Progress) -> PhaseSamples:
 def _fix_orders(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
     """Record the reading order of new sources in `progress`; return all sources in their recorded order.
 
-    A source keeps its recorded order even if its files have moved since: another order would repeat and skip windows.
+    A source keeps its recorded order, even if its files have been moved: another order would repeat some windows and
+    skip others.
     """
     known = progress.blocks or {}
     begun = {name for name, count in (progress.consumed or {}).items() if count} - {*known}
@@ -207,7 +211,7 @@ class StreamBatch:
 
     samples: Samples
     parts: list[tuple[int, int]]
-    """Half-open ranges of sample cursors [first, end), one per micro-batch."""
+    """Range of sample cursors of each micro-batch, (first, end), `end` excluded."""
 
     def shape(self, micro_batch: int) -> MicroBatchShape:
         first, end = self.parts[micro_batch]
@@ -222,7 +226,7 @@ class WindowBatch:
     """Validation windows. Each window is a micro-batch of its own, so its loss is independent of the other windows."""
 
     windows: list[NDArray[Any]]
-    """Windows of [T + 1] tokens each."""
+    """Validation windows, bytes or token ids, each [T + 1]."""
 
     def shape(self, micro_batch: int) -> MicroBatchShape:
         return 1, len(self.windows[micro_batch]) - 1

@@ -1,6 +1,7 @@
-"""Progress reports of the first rank, with its speed and memory use.
+"""Progress reports of the first rank, with speed and memory use.
 
-Each step gives a line in metrics.jsonl; the log gets at most one line a second.
+Each step adds a line to metrics.jsonl. The log gets at most one line a second, apart from validations and important
+steps.
 """
 
 import resource
@@ -35,18 +36,20 @@ from pseudoreal_trainer.training.start import device_kind
 
 @dataclass(frozen=True)
 class Gauges:
+    """Computes the speed and memory figures of a phase's progress reports."""
+
     sizes: Sizes
     tokens: int
-    """Tokens of one step, over all ranks."""
+    """Number of tokens of one step, over all ranks."""
     ranks: int
     peak: float | None
-    """Peak operations per second of the device in the compute type; None if unknown."""
+    """Peak floating-point operations per second of the device in the compute type; None if unknown."""
     device: torch.device
 
     def operations(self, counted: Counts | None = None) -> float:
         """Return the floating-point operations of a training step per rank.
 
-        `counted` are the step's document counts; None: attention spans whole sequences.
+        `counted`: document counts of the step; None: attention spans whole sequences.
         """
         pairs = None if counted is None else counted.twice_the_pairs
         return step_operations(self.sizes, self.tokens, pairs) / self.ranks
@@ -75,14 +78,15 @@ def phase_gauges(config: PhaseConfig, ranks: Ranks) -> Gauges:
 
 
 _WINDOW = 20
-"""Number of recent steps in the average of the step time."""
+"""Number of newest steps over which the step time is averaged."""
 _LOG_SECONDS = 1.0
 
 log = structlog.get_logger()
 
 
 class Meter:
-    """Timer of training steps; validation and checkpoints are outside its context."""
+    """Timer of training steps and their waits. A context manager for one step; validation and checkpoints are outside
+    the context."""
 
     def __init__(self, heartbeat: Heartbeat, waited_for_data: Callable[[], float]) -> None:
         """`waited_for_data` returns the total seconds of waits for samples."""
@@ -90,11 +94,11 @@ class Meter:
         self.seconds = 0.0
         """Seconds of all steps of this process, without validation and checkpoints."""
         self.waited = 0.0
-        """Seconds of the newest step during which reductions and updates blocked the main thread."""
+        """Seconds of the newest step for which reductions and updates blocked the main thread."""
         self.data_seconds = 0.0
         """Seconds of the newest step spent waiting for samples."""
         self.waits = dict.fromkeys(self._waits(), 0.0)
-        """Seconds waited in all steps, by cause: data, reductions or updates."""
+        """Cause (data, reductions, updates) -> seconds waited in all steps of this process."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
@@ -111,7 +115,7 @@ class Meter:
         self.waited = waits["reductions"] + waits["updates"]
 
     def _waits(self) -> dict[str, float]:
-        """Return the total seconds waited so far, by cause, including waits during validation and checkpoints."""
+        """Return cause -> total seconds waited so far, including waits during validation and checkpoints."""
         reductions, updates = self._heartbeat.reductions, self._heartbeat.updates
         return {
             "data": self._waited_for_data(),
@@ -134,8 +138,8 @@ class Reporter:
     def __init__(
         self, config: PhaseConfig, meter: Meter, gauges: Gauges, first_step: int, pod: PodFolder | None = None
     ) -> None:
-        """`first_step` is the number of steps done at the start of this execution; later lines are removed. `pod` is
-        the folder for reports to the pod's supervisor; None: the reports are only logged."""
+        """`first_step`: number of steps done at the start of this execution; lines of later steps are removed. `pod`:
+        folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The file metrics.jsonl: truncation where an execution resumes, and its lines in object storage.
+"""The file metrics.jsonl: truncation when an execution resumes, and the copy of its lines in object storage.
 
-Object storage cannot append, so each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the
-lines after the previous checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an
-execution resuming from STEP finds all lines up to STEP.
+Object storage cannot append, so each checkpoint has a part: the file `metrics/STEP/lines.jsonl`, beside `checkpoints/`.
+The part has the lines after the previous checkpoint, up to and including STEP. The part is written before the
+checkpoint of STEP, so an execution resuming from STEP finds all lines up to STEP.
 """
 
 import json
@@ -24,22 +24,23 @@ _STEP_FOLDER = re.compile(r"[0-9]{12,20}")
 """Pattern of a part's folder name; folders with other names are ignored."""
 
 _BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
-"""Bytes read at a time in the search for lines; most bytes of a line written by this program."""
+"""Number of bytes read at a time in the search for lines; maximum size of a line that this program writes."""
 _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Truncate the file after the lines up to `step`: a resumed execution writes the later lines again.
+    """Remove the lines of steps after `step`: a resumed execution writes these lines again.
 
-    A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
-    end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
+    A line cut short by a crash is removed too. Steps increase from line to line, so only the removed lines are read,
+    from the end of the file. A single truncate call cuts the file: after a crash, the file has either all lines or
+    exactly the kept lines.
     """
     with path.open("ab+") as file:
         end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
         file.truncate(end)
-        # A crash can have cut off only the line break of the last kept line.
+        # A crash may have cut off exactly the line break of the last kept line.
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             file.write(b"\n")
 
@@ -80,6 +81,8 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 
 class PersistedMetrics:
+    """Copies the lines of metrics.jsonl to object storage, part by part."""
+
     def __init__(self, folder: ObjectPath, step: int) -> None:
         """Remove the parts of steps after `step`, because this execution trains these steps again.
 
@@ -95,7 +98,8 @@ class PersistedMetrics:
         self._lines.append(line)
 
     def persist(self, step: int) -> None:
-        """Write the lines up to `step` as a part. If the write fails, the lines stay and go into the next part."""
+        """Write the lines since the previous part as the part of `step`. If the write fails, the lines go into the next
+        part."""
         if not self._lines:
             return
         try:

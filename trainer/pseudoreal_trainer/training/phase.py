@@ -66,8 +66,8 @@ def train_phase(
 ) -> TerminationMessage:
     """Train the phase and return its termination message. Collective: every rank calls this.
 
-    `stop` returns whether this rank was asked to stop. The pod's supervisor learns the progress through the folder
-    `pod`. Raises TrainingError.
+    `stop`: returns whether this rank was asked to stop. `pod`: folder of the files through which ranks and the pod's
+    supervisor communicate; None without a supervisor. Raises TrainingError.
     """
     if uses_compiler(config, ranks):
         require_compiler()
@@ -140,12 +140,12 @@ def train_step(
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
-    `counted` are the step's document counts over all ranks; None: attention spans whole sequences. `stop` and `finish`
-    tell whether this rank was asked to stop, or to end the phase.
+    `counted`: document counts of the step over all ranks; None: attention spans whole sequences. `stop`: whether this
+    rank was asked to stop. `finish`: whether this rank was asked to end the phase.
 
-    The loss, the gradients and the update are the same on every rank. Between layouts they differ only by the order of
-    sums. A NaN or infinite loss or gradient changes no weight. With global clipping, or after a non-finite loss, the
-    whole update is skipped; otherwise only the units with non-finite gradients are skipped.
+    The loss, the gradients and the update are the same on every rank. Between layouts, these values differ only by the
+    order of sums. A NaN or infinite loss or gradient changes no weight. With global clipping, or after a non-finite
+    loss, the whole update is skipped; otherwise only the units with non-finite gradients are skipped.
     """
     step, groups = progress.step + 1, engine.groups
     batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, groups.data_rank, groups.layout.data))
@@ -156,10 +156,10 @@ def train_step(
 
 @dataclass
 class _TrainingLoop:
-    """Loop over the steps of a phase, with the work before the first and after the last one. Changes `progress`.
+    """Loop over the steps of a phase, with the work before the first step and after the last step. Changes `progress`.
 
-    The methods run collectives: every rank calls them in the same order, and they may branch only on values that are
-    equal on all ranks: `progress`, the config, and results of an agreement between ranks.
+    The methods run collectives, so every rank calls them in the same order. The methods may branch only on values that
+    are equal on all ranks: `progress`, the config, and results of an agreement between ranks.
     """
 
     config: PhaseConfig
@@ -169,7 +169,7 @@ class _TrainingLoop:
     engine: Engine
     saver: Saver
     validations: Mapping[str, Validation]
-    """Validations by name of their validation set; the loss of the first set is the job's validation loss."""
+    """Name of a validation set -> validation. The loss of the first set is the job's validation loss."""
     prompts: Prompts | None
     """Prompts for samples at validations; None: no samples are generated."""
     progress: Progress
@@ -179,7 +179,8 @@ class _TrainingLoop:
     pod: PodFolder | None
 
     def start(self, origin: Origin) -> None:
-        """Measure the validation loss before the phase's first step, unless a checkpoint already has it."""
+        """Do the work before the first step. Measures the validation loss, unless a checkpoint already has it, and logs
+        the start. Saves a checkpoint if the job continues another job."""
         progress = self.progress
         if self.reporter and isinstance(origin, FreshStart):
             baseline = order2_baseline(self.config, self.corpus) if isinstance(self.corpus, Corpus) else None
@@ -195,8 +196,8 @@ class _TrainingLoop:
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
-        """Train until the phase is over or a rank was asked to `stop`; return True if a rank was asked and the phase is
-        not over."""
+        """Train until the phase is over or a rank was asked to stop. Return whether the loop ended because of a request
+        to stop."""
         config, conditions, progress = self.config, self._conditions, self.progress
         heartbeat = self.engine.groups.ranks.heartbeat
         samples = self.data.samples
@@ -253,14 +254,14 @@ class _TrainingLoop:
         return EndConditions(self.config)
 
     def _probe(self, *, measures: bool, checks: bool) -> SimilarityProbe | None:
-        """Return the gradient probe for the next step; None if the step is neither measured nor compared."""
+        """Return the gradient probe for the next step; None if neither `measures` nor `checks`."""
         measure = self.config.measure
         if measures and measure is not None:
             return self.engine.new_probe(measure.next_sharing)
         return self.engine.new_probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
-        # All groups of one set of experts share a name, which is listed once.
+        # All groups of one set of experts have the same name; list the name once.
         left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.skipped)]
         self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
@@ -279,7 +280,7 @@ class _TrainingLoop:
     def _validate(self) -> float:
         """Return the validation loss of the current weights on the first set, in nats per token.
 
-        The losses of all sets go into `progress`. Raises TrainingError if one of them is not finite.
+        Stores the losses of all sets in `progress`. Raises TrainingError if a loss is not finite.
         """
         self.engine.groups.ranks.heartbeat.working("validates")
         losses = {name: validation.measure(self.engine) for name, validation in self.validations.items()}

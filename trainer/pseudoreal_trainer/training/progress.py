@@ -25,15 +25,15 @@ not recover."""
 class Progress:
     """Progress of a phase. Equal on all ranks after the same step, so that ranks can make the same decisions from it.
 
-    Only the training loop changes it.
+    Changed only by `open_data_source`, before the first step, and by the training loop.
     """
 
     step: int = 0
-    """Steps done since the start of the job."""
+    """Number of steps done since the start of the job."""
     cursor: int = 0
-    """Samples consumed since the start of the job."""
+    """Number of samples consumed since the start of the job."""
     tokens: int = 0
-    """Tokens trained since the start of the job."""
+    """Number of tokens trained since the start of the job."""
     loss: float | None = None
     """Training loss of the newest step with a finite loss, in nats per token."""
     gradient_norm: float | None = None
@@ -52,10 +52,10 @@ class Progress:
     validation_loss: float | None = None
     """Newest validation loss of this phase, in nats per token; None until it is measured."""
     validation_losses: dict[str, float] = field(default_factory=dict)
-    """Newest validation losses by name of the validation set, in nats per token. A text is one set with an empty name.
-    Manifests do not contain these losses."""
+    """Name of a validation set -> newest loss in nats per token. A text is one set with an empty name. Manifests do not
+    contain these losses."""
     bits_per_byte: dict[str, float] = field(default_factory=dict)
-    """Newest validation losses by name of the set, in bits per byte of text; only sets with a known tokenizer."""
+    """Name of a validation set -> newest loss in bits per byte of text; only sets with a known tokenizer."""
     counted: Counts | None = None
     """Document counts of the newest step; None if attention spans whole sequences."""
     ending: Ending = field(default_factory=Ending)
@@ -63,12 +63,13 @@ class Progress:
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
     skipped: Skipped = field(default_factory=Skipped)
     consumed: dict[str, int] | None = None
-    """Samples consumed from each source since the start of the job, as of the newest manifest; None if the corpus is
-    text."""
+    """Source name -> number of samples consumed since the start of the job, as of the newest manifest; None if the
+    corpus is text."""
     blocks: dict[str, BlockOrder] | None = None
-    """Order of each source with windows shuffled by blocks; None if there is no such source."""
+    """Source name -> order of the source's blocks. Only sources with windows shuffled by blocks; None without such a
+    source."""
     mixture_begin: int | None = None
-    """Cursor at the start of the phase's mixture; None if the mixture starts now, or the corpus is text."""
+    """Cursor at the start of the phase's mixture; None before the start is recorded, and if the corpus is text."""
     parent: str | None = None
     """Name of the newest checkpoint; its commit may be pending."""
 
@@ -76,7 +77,7 @@ class Progress:
     begin: int = 0
     """Number of steps done before the phase."""
     optimizer_state: OptimizerState | None = None
-    """Effect of the delink before this phase on the moments of blocks; None in the first phase."""
+    """Treatment of the blocks' moments by the delink before this phase; None in the first phase."""
     imported: dict[str, Any] | None = None
     """config.json of the imported initial weights; None if the weights were random."""
 
@@ -105,10 +106,10 @@ class Progress:
     def advance(
         self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str], counted: Counts | None = None
     ) -> None:
-        """Add one step. `left_out` are the names of the units without an update.
+        """Add one step. `left_out`: names of the units without an update.
 
-        `counted` are the step's document counts; None: attention spans whole sequences. Raises TrainingError if
-        spec.optimizer.nonFinite requires the training to fail.
+        `counted`: document counts of the step; None: attention spans whole sequences. Raises TrainingError if a
+        non-finite loss or gradient must end the training.
         """
         self.step += 1
         self.counted = counted
@@ -176,13 +177,13 @@ def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
 
 
 def tokens_of(config: PhaseConfig) -> int:
-    """Return the tokens of a step's batch: the denominator of the mean auxiliary losses. Auxiliary losses cover whole
-    sequences."""
+    """Return the number of tokens of a step's batch: the denominator of the mean auxiliary losses. Auxiliary losses
+    cover whole sequences."""
     return config.batch.sequences * config.model.sequence_length
 
 
 def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
-    """Return the targets of a step's batch: the denominator of the mean loss.
+    """Return the number of targets of a step's batch: the denominator of the mean loss.
 
     The result is at least 1, because a batch may consist of empty documents.
     """

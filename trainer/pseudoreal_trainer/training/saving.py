@@ -35,8 +35,8 @@ from pseudoreal_trainer.storage.path import StoragePath
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
-"""Seconds that a failing single rank waits for the checkpoint in progress, and any rank for unfinished files to
-close."""
+"""Time limit in seconds of two waits: of a failing rank that trains alone, for the checkpoint in progress; of any rank,
+for unfinished files to close."""
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class Saved:
     seconds: float
     """Seconds from the checkpoint's step to its commit."""
     stall_seconds: float
-    """Upper bound of the seconds of training blocked by the checkpoint on this rank."""
+    """Upper bound on the seconds for which the checkpoint blocked training on this rank."""
 
     @property
     def cost(self) -> CheckpointCost:
@@ -70,7 +70,7 @@ class Saved:
 class _Files:
     """Files of this rank, opened by the thread that writes them.
 
-    If the volume refuses to open a file, the save fails, as after a failed write, instead of a training step.
+    If the volume refuses to open a file, the save fails, as after a failed write; the training step does not.
     """
 
     def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
@@ -100,11 +100,13 @@ class _Committed:
 
 @dataclass(frozen=True)
 class _Running:
+    """A checkpoint in progress."""
+
     done: Future[_Committed]
     begin: float
     """Time of the start, in seconds of time.perf_counter."""
     stalled: float
-    """Seconds of the main thread spent on starting the save."""
+    """Seconds that the main thread spent on starting the save."""
     held: float
     """The engine's `capture_wait_seconds` when the save started."""
 
@@ -118,22 +120,23 @@ class Saver:
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start` is the manifest of the resumed checkpoint, after its files were read and verified; None if no
+        """`start`: manifest of the resumed checkpoint; the checkpoint's files have been read and verified. None if no
         checkpoint of this job was resumed."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.groups.ranks.heartbeat
         self._thread = WorkerThread("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
-        # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
+        # Computed here, before any rank trains: the computation is slow, and its result the same for all checkpoints of
+        # the phase.
         self._tensors = tensors_of(layout, engine.blueprint.units, self._dtype) if is_first else {}
         self._own_names = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
         """Start saving the state of the newest step.
 
-        First waits for the previous checkpoint, if it is still being written, and returns it. Raises SavingFailed if
-        the previous checkpoint could not be written.
+        First waits for the previous checkpoint, if that is still being written, and returns the previous checkpoint.
+        Raises SavingFailed if the previous checkpoint could not be written.
         """
         before = self.finish()
         self._heartbeat.save_begun()
@@ -150,7 +153,8 @@ class Saver:
         return self.finish() if self._running is not None and self._running.done.done() else []
 
     def finish(self) -> list[Saved]:
-        """Wait for the checkpoint in progress, if any, and return it. Raises SavingFailed."""
+        """Wait for the checkpoint in progress, and return that checkpoint; return an empty list if none is in progress.
+        Raises SavingFailed."""
         if self._running is None:
             return []
         running, begin = self._running, time.perf_counter()
@@ -166,8 +170,9 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, *_: object) -> None:
         """Wait until the checkpoint in progress is committed or has failed.
 
-        After an exception, a rank among several does not wait: the commit needs the other ranks, and they may be
-        waiting for this rank. A rank training alone waits for a second: its volume may be the cause of a hang.
+        After an exception, a rank among several does not wait: the commit needs the other ranks, and the other ranks
+        may be waiting for this rank. A rank that trains alone waits for `_LAST_SECONDS` only: a hanging volume may be
+        the cause of the exception.
         """
         is_alone = self._engine.groups.ranks.world == 1
         if failure is not None and is_alone and self._running is not None:
@@ -214,8 +219,8 @@ class Saver:
         return str(self._engine.blueprint.master).removeprefix("torch.")
 
     def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
-        """Write this rank's files and commit. Runs in the checkpoint thread, and in its collectives meets the
-        checkpoint threads of all other ranks."""
+        """Write this rank's files and commit. Runs in the checkpoint thread. Collective among the checkpoint threads of
+        all ranks."""
         digests, error = _try(lambda: _finish_files(own, captured))
         if error is not None:
             _abandon_files(own)
@@ -249,8 +254,8 @@ class Saver:
             log.warning("old_checkpoints_stay", error=str(error))
 
     def _gather_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
-        """Return the files of all ranks on the first rank, an empty dict on the others; None if a rank could not write
-        its files."""
+        """Return file name -> digest for the files of all ranks; empty on ranks other than the first. None on all ranks
+        if a rank could not write its files."""
         mine, ranks = _encode(own), self._engine.groups.ranks
         everyone = torch.empty(ranks.world * len(mine), dtype=torch.uint8)
         if self._engine.groups.checkpoint is None:
@@ -282,9 +287,9 @@ def _is_full(why: Exception | str) -> bool:
 
 
 def _abandon_files(files: _Files) -> None:
-    """Close unfinished files, in a thread of its own and for at most a second.
+    """Close unfinished files in a new thread; wait at most `_LAST_SECONDS` for the thread.
 
-    The failed storage may hang or retry repeatedly, and must not delay the report of the error.
+    The failed storage may hang or retry, and must not delay the report of the error.
     """
     closing = Thread(target=files.close, name="gives files up", daemon=True)
     closing.start()
@@ -315,7 +320,7 @@ def _encode(files: dict[str, FileDigest] | None) -> Tensor:
 
 
 def _decode(everyone: Tensor) -> dict[str, FileDigest]:
-    """Return the files of all ranks, from the concatenated results of `_encode`."""
+    """Return file name -> digest for the files of all ranks, from the concatenated results of `_encode`."""
     content, record = everyone.numpy().tobytes(), _SHA256_BYTES + _SIZE_BYTES
     found = {}
     for number, begin in enumerate(range(0, len(content), record)):

@@ -29,7 +29,8 @@ def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
 
 
 def _remaining_decay(optimizer: Optimizer, done: int, steps: int) -> float:
-    """Return the remaining share of the decay after `done` of the `steps` after the warm-up."""
+    """Return the remaining share of the decay, from 1 to 0, after `done` of the `steps` steps that follow the
+    warm-up."""
     progress = min(1.0, done / steps)
     match optimizer.schedule:
         case "Constant":
@@ -44,9 +45,9 @@ def _remaining_decay(optimizer: Optimizer, done: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class EndConditions:
-    """End conditions of the phase's spec.
+    """End conditions of a phase, and the steps that it measures.
 
-    No method changes its `progress`: the training loop stores the results there.
+    No method changes `progress`: the training loop stores the results in it.
     """
 
     config: PhaseConfig
@@ -77,7 +78,8 @@ class EndConditions:
         return self._end_soon(progress, progress.ending.checks)
 
     def after_check(self, progress: Progress, correlations: tuple[float, ...]) -> Ending:
-        """Return the phase's `Ending` after the newest step's gradient comparison; only checks met in a row count."""
+        """Return the phase's `Ending` after the newest step's gradient comparison. A check that is not met resets the
+        count of checks."""
         rule = self.config.until.gradient_correlation
         assert rule is not None, "`checks` is True only in a phase with `until.gradientCorrelation`"
         checks = progress.ending.checks + 1 if is_met(rule, correlations) else 0
@@ -115,7 +117,7 @@ class EndConditions:
 def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:
     """Return whether more than half of the correlations are below the bound.
 
-    The rule is from arXiv 2110.03848 ("SWE-A"), where the bound is 0.5 and three checks, 1,000 steps apart, must be
+    The rule is from arXiv 2110.03848 ("SWE-A"). There, the bound is 0.5, and three checks, 1,000 steps apart, must be
     met.
     """
     below = sum(correlation < float(rule.below) for correlation in correlations)

@@ -1,6 +1,7 @@
 """Sinks: metrics services that get each step's figures, in addition to metrics.jsonl.
 
-Each sink runs in a daemon thread of its own: a slow or failed service neither delays nor fails training.
+Each sink runs in a daemon thread of its own: a slow or failed service neither delays a step nor fails the training. At
+the end of a phase, all sinks together get `CLOSE_SECONDS`.
 """
 
 import threading
@@ -35,7 +36,7 @@ class Sink(Protocol):
 
 
 def texts_of(line: ProgressReport) -> Texts:
-    """Return the generated samples of a line, each with its prompt, by name; empty if the line has no samples."""
+    """Return name -> text for the generated samples of a line, prompts included; empty if the line has no samples."""
     return {f"samples/{n}": f"{each.prompt}{each.text}" for n, each in enumerate(line.samples or [])}
 
 
@@ -72,7 +73,8 @@ def figures_of(line: ProgressReport) -> Figures:
 
 class TensorBoard:
     def __init__(self, work_directory: Path, execution: int, first_step: int) -> None:
-        """`first_step` is the first step to be logged; an earlier execution's entries from there on are hidden."""
+        """`first_step`: first step to be logged. TensorBoard then hides the entries of earlier executions from this
+        step on."""
         from tensorboardX import SummaryWriter
 
         # A file's name has the second of its creation; the suffix distinguishes executions created in the same second.
@@ -143,7 +145,7 @@ class MLflow:
         self._client.update_run(self._run, status="RUNNING")
         known = self._client.get_metric_history(self._run, _MARK)
         self._newest = max((metric.step for metric in known), default=0)
-        """Newest step in the run. Steps up to this one are not logged again: training them again after a fault gives
+        """Newest step in the run. Steps up to this step are not logged again: training a step again after a fault gives
         the same figures."""
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
@@ -168,16 +170,19 @@ class MLflow:
 _PACKAGES = {"TensorBoard": "tensorboardX", "WeightsAndBiases": "wandb", "MLflow": "mlflow"}
 """Type of a sink -> the Python package that it needs."""
 CLOSE_SECONDS = 15.0
-"""Seconds for all sinks together to send their backlog at the end of a phase: a terminating pod has little time."""
+"""Time limit in seconds, for all sinks together, to send pending entries at the end of a phase: a terminating pod has
+little time."""
 _MOST_WAITING = 10_000
-"""Most steps queued for a slow service; further steps are dropped for this sink."""
+"""Maximum number of steps queued for a sink; further steps are dropped for this sink."""
 
 log = structlog.get_logger()
 
 
 class SinkThread:
+    """Thread that feeds one sink from a queue."""
+
     def __init__(self, name: str, open_: Callable[[], Sink], most_waiting: int = _MOST_WAITING) -> None:
-        """`open_` creates the sink. The sink's thread calls it, because it may wait for a service."""
+        """`open_` creates the sink. The sink's thread calls `open_`, because the call may wait for a service."""
         self._name, self._open, self._most = name, open_, most_waiting
         self._waiting: SimpleQueue[tuple[int, Figures, Texts] | None] = SimpleQueue()
         self._left_out = 0
@@ -185,7 +190,7 @@ class SinkThread:
         self._thread.start()
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
-        """Queue the figures without waiting. A failed sink, or one too far behind, drops the step."""
+        """Queue the figures and texts without waiting. If the queue is full, drop the step for this sink."""
         if self._waiting.qsize() < self._most:
             self._waiting.put((step, figures, texts))
         else:
@@ -196,7 +201,7 @@ class SinkThread:
         self._waiting.put(None)
 
     def join(self, deadline: float) -> None:
-        """After `end`: wait until everything is sent, at most until `deadline` (of time.monotonic)."""
+        """Wait until the sink is closed, at most until `deadline`, in seconds of time.monotonic. Call after `end`."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         # One entry of the queue is the end marker put by `end`.
         left_out = self._left_out + max(0, self._waiting.qsize() - 1)
@@ -209,12 +214,12 @@ class SinkThread:
             while (waiting := self._waiting.get()) is not None:
                 sink.log(*waiting)
             sink.close()
-        except Exception as error:  # an error in a third-party library or its service; metrics.jsonl has all figures
+        except Exception as error:  # of a third-party library or a service; metrics.jsonl has all figures
             log.warning("sink_given_up", sink=self._name, error=f"{type(error).__name__}: {error}")
 
 
 def finish_sinks(sinks: Sequence[SinkThread]) -> None:
-    """Send the backlog of all sinks, within `CLOSE_SECONDS` together."""
+    """Close all sinks, after their pending entries; wait at most `CLOSE_SECONDS` for all of them together."""
     for sink in sinks:
         sink.end()
     deadline = time.monotonic() + CLOSE_SECONDS
@@ -234,7 +239,7 @@ def check_packages(config: PhaseConfig) -> None:
 
 
 def open_sinks(config: PhaseConfig, first_step: int) -> list[SinkThread]:
-    """Open the job's sinks. `first_step` is the first step to be logged."""
+    """Open the job's sinks. `first_step`: first step to be logged."""
     return [SinkThread(spec.type, _opener(spec, config, first_step)) for spec in config.logging.sinks]
 
 

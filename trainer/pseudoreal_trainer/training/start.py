@@ -1,4 +1,5 @@
-"""Start of a phase: compare its corpus, create the engine, and fill it with fresh, imported or checkpointed weights.
+"""Start of a phase: compare the corpus, create the engine, and fill the engine with fresh, imported or checkpointed
+weights.
 
 A checkpoint may have been saved in any layout.
 """
@@ -61,8 +62,8 @@ def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
 def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
     """Compare the corpus with the corpus of the origin's checkpoint.
 
-    Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
-    validation part. After `continueFrom` another job, a different corpus is only logged.
+    Raises InvalidJobError if the two differ within one job: every sample would change, and training would use text of
+    the validation part. After `continueFrom` another job, a different corpus is only logged.
     """
     if isinstance(origin, FreshStart):
         return
@@ -85,7 +86,7 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
-    """Open the phase's initial weights from another program; None if there are none, or a checkpoint exists.
+    """Open the phase's initial weights from another program; None if the job has no such weights, or has a checkpoint.
 
     The rank with `checks` verifies all weights; the other ranks verify only their own reads. Raises InvalidJobError if
     the weights do not fit the model.
@@ -142,7 +143,8 @@ def require_compiler() -> None:
 def open_engine(
     config: PhaseConfig, layout: Layout, ranks: Ranks, end_of_document: int | None = None
 ) -> Iterator[Engine]:
-    """Create this rank's engine and close it at the end. Collective: every rank calls this.
+    """Create this rank's engine for a context, and close the engine after the context. Collective: every rank calls
+    this.
 
     The token `end_of_document` ends documents, and attention stays within them; None: attention spans whole sequences.
     Raises TrainingError if the state does not fit into its home.
@@ -174,9 +176,9 @@ def open_engine(
 
 
 def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> None:
-    """Load this rank's shard of the state into its homes; each rank reads only its shard.
+    """Load this rank's shard of each unit's state into the unit's home. Each rank reads only its shard.
 
-    `imported` are weights of another program for a fresh start.
+    `imported`: weights of another program for a fresh start; None: random weights.
     """
     for index, unit in enumerate(engine.units):
         if engine.state.has(index):
@@ -228,7 +230,7 @@ def _load_vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor
 
 
 def _read_parts(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
-    """Return the tensor parts of an extent, read and joined, [length of the extent]; zeros after the end of the
+    """Read the tensor parts of an extent and return them joined, [length of the extent]; zeros after the end of the
     unit."""
     found = torch.zeros(len(extent), dtype=dtype)
     for part in parts_of(unit, extent):

@@ -1,4 +1,4 @@
-"""The other workers' side of a rendezvous: each worker tries to connect to worker 0 until it has a number."""
+"""Rendezvous as seen by workers other than worker 0: the worker tries to connect to worker 0 until it has a number."""
 
 import asyncio
 import secrets
@@ -29,8 +29,8 @@ log = structlog.get_logger()
 async def join_rendezvous(
     endpoint: tuple[str, int], key: bytes, description: WorkerDescription
 ) -> tuple[Answer, Address]:
-    """Connect to worker 0, again and again until it answers; return its answer and its address. An answer that the
-    rendezvous is over counts as none: another rendezvous may follow."""
+    """Try to connect until worker 0 answers; return the answer, and the address of worker 0. If the answer is that the
+    rendezvous is over, try again: another rendezvous may follow."""
     arrival = Arrival(description, secrets.token_hex(8))
     pause, logged_at, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:
@@ -64,7 +64,7 @@ async def _try_to_join(endpoint: tuple[str, int], key: bytes, arrival: Arrival) 
 
 
 async def _connect_by_name(endpoint: tuple[str, int]) -> Connection:
-    """Connect to the first address of the name that accepts. Raises OSError."""
+    """Connect to the first address of the name that accepts a connection. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
     failure = OSError(f"{endpoint[0]} has no address")
     for family, _, _, _, place in found:

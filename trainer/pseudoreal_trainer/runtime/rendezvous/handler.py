@@ -1,8 +1,8 @@
-"""torchrun with the project's own rendezvous. torch's rendezvous unpickles entries of a store that is writable by
-everybody on the network.
+"""torchrun with the project's own rendezvous. torch's own rendezvous is not used: it unpickles entries of a store, and
+anyone on the network can write to that store.
 
 Workers are identified by index, and meet at worker 0. Only the listener of `RendezvousServer` is open to the network.
-torch's store, which serves every client, listens on the loopback interface.
+torch's store serves every client, so the store listens only on the loopback interface.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio loop in a daemon thread, which serves connections while the main thread works.
+    """An asyncio loop in a daemon thread. The loop serves connections while the main thread works.
 
-    The state of a `RendezvousServer` belongs to this thread, so it needs no lock: the main thread hands in coroutines,
-    and otherwise only reads.
+    The state of a `RendezvousServer` belongs to this thread, so the state needs no lock: the main thread submits
+    coroutines, and otherwise only reads.
     """
 
     def __init__(self) -> None:
@@ -76,21 +76,22 @@ async def _cancel_all() -> None:
 BACKEND = "pseudoreal"
 """Name by which torchrun knows this rendezvous."""
 AssignGroupRanks = Callable[[Sequence[WorkerDescription]], Sequence[int]]
-"""Function from the descriptions of all workers, by worker index, to the number of each."""
+"""Function: descriptions of all workers, by worker index -> group rank of each worker, in the same order."""
 _DEFAULT_SECONDS = 600
 _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
 """Default time limit of a request to the store."""
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 2.0
-"""Seconds without traffic after which the store ends, and the longest wait for such a pause."""
+"""Seconds without traffic after which worker 0's tunnels are closed; maximum number of seconds to wait for this
+silence."""
 
 log = structlog.get_logger()
 
 
 class StaticRendezvous(RendezvousHandler):
-    """Rendezvous of `parameters.max_nodes` workers; it takes place once.
+    """A single rendezvous of `parameters.max_nodes` workers.
 
-    `description` describes the worker of this process; `key` is None if there is only one worker.
+    `description`: description of this process's worker. `key`: key of the rendezvous; None for a single worker.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class StaticRendezvous(RendezvousHandler):
         self._background: LoopThread | None = None
         self._gate: RendezvousServer | None = None
         self._store: TCPStore | None = None
-        """Kept here, because worker 0's server ends with this object."""
+        """The ranks' store: server on worker 0, client elsewhere. None before the rendezvous. Kept because worker 0's
+        server ends when the TCPStore is freed."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -136,8 +138,8 @@ class StaticRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the rendezvous once the other workers have the answers to their last requests to the store."""
-        # The tunnels carry these answers, so they close last. The end of a request cannot be seen here: wait until the
-        # tunnels have been silent for a moment.
+        # The tunnels carry these answers, so the tunnels close last. The end of a request cannot be seen here: wait
+        # until the tunnels have been silent for a moment.
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -177,7 +179,7 @@ class StaticRendezvous(RendezvousHandler):
         try:
             answers = [Answer(number) for number in self._assign(descriptions)]
         except ValueError as error:
-            # Every worker that waits for an answer gets one.
+            # Send the problem to all workers: each of them waits for an answer.
             answers = [Answer(problem=str(error))] * len(descriptions)
         background.begin(gate.answer(dict(enumerate(answers[1:], start=1))))
         return _group_rank_of(answers[0])
@@ -250,12 +252,12 @@ def _list_workers(workers: Sequence[int]) -> str:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run torchrun with its arguments; the last one is the configuration file of the phase."""
+    """Run torchrun with these arguments. The last argument is the phase's configuration file."""
     configure_logs()
     config = read_phase_config(Path(arguments[-1]))
     meets = int(os.environ.get("PET_NNODES", "1")) > 1
-    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers. Without
-    # TORCH_ELASTIC_WORKER_IDENTICAL, torchrun would exchange them through the store.
+    # All workers have equally many ranks, so the numbers of the ranks follow from the numbers of the workers. Without
+    # TORCH_ELASTIC_WORKER_IDENTICAL, torchrun would exchange the counts of ranks through the store.
     os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
     create = static(
         WorkerDescription.of_pod(), partial(group_ranks, config=config), rendezvous_key() if meets else None

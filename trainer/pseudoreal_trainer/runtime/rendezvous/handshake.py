@@ -8,8 +8,8 @@ either reads anything else. Runs in an asyncio loop.
 
 All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
 be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts
-(`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is
-open to anyone who can read or change packets on the network.
+(`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries no HMAC: like the ranks' own connections, a
+tunnel is open to anyone who can read or change packets on the network.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 GREETING = b"PRmeet\0\1"
 _NONCE_BYTES = PROOF_BYTES = 32
 TEXT_BYTES = 4096
-"""Most bytes of a signed text."""
+"""Maximum size of a signed text."""
 MEET, STORE = b"M", b"S"
 """Purposes of a connection: to get a number, or to reach the store of the ranks."""
 HANDSHAKE_SECONDS = 10.0
@@ -36,14 +36,14 @@ class PeerRejected(Exception):
 
 
 class PeerLeft(PeerRejected):
-    """Raised if the peer closes the connection where a message could start."""
+    """Raised if the peer closes the connection before the first byte of a read."""
 
     def __init__(self) -> None:
         super().__init__("closed the connection")
 
 
 class Connection:
-    """A connected socket, read without a buffer: the first byte after a handshake is left to the tunnel."""
+    """A connected socket, read without a buffer: bytes after the handshake stay in the socket, for the tunnel."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket, self._is_given = connected, False
@@ -68,7 +68,7 @@ class Connection:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
 
     def give_up(self) -> socket.socket:
-        """Return the socket to a caller that will close it."""
+        """Return the socket. The caller owns the socket from now on, and closes it."""
         self._is_given = True
         return self.socket
 
@@ -79,8 +79,8 @@ class Connection:
 
 @dataclass
 class SignedTexts:
-    """Signs and checks the texts of one connection. `mine` and `theirs` are the signed names of the two sides; each
-    direction counts its texts, so that no text can be repeated or left out."""
+    """Signs and checks the texts of one connection. `mine`, `theirs`: names of the two sides, part of each signature.
+    The signature also contains the number of the text in its direction, so no text can be repeated or left out."""
 
     key: bytes
     connection: Connection

@@ -1,4 +1,4 @@
-"""Identity of a pod at a rendezvous: its worker index, and the rendezvous' name, address, key and time limits.
+"""Identity of a pod at a rendezvous: the worker index of the pod; name, address, key and time limits of the rendezvous.
 
 Imports no torch.
 """
@@ -29,7 +29,7 @@ class RendezvousIdentity:
     worker: int
     """Worker index of the pod."""
     host: int
-    """Completion index of the pod of worker 0, which hosts the rendezvous."""
+    """Completion index of the pod of worker 0. That pod hosts the rendezvous."""
     own_restarts: int
     """Number of further restarts in place that the pod may decide on by itself."""
     membership: int = 0
@@ -61,11 +61,11 @@ _JOIN_SECONDS = 7 * 24 * 3600
 """Seconds that torchrun waits for the other pods. The real limits are spec.deadlines for pods that wait for a node, and
 spec.hang.startSeconds for pods that run and do not meet."""
 RESTART_SECONDS = 30
-"""Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
-restart with its next report."""
+"""Seconds for the rendezvous of a restart in place. All pods run already. A pod with running ranks learns of the
+restart from the answer to its next report."""
 SPARE_RESTART_SECONDS = 90
-"""Seconds for such a rendezvous in a job with spare pods: the operator first finds out which pod is lost, and informs
-each of the others in the answer to its next report."""
+"""Seconds for the rendezvous of a restart in place in a job with spare pods. The operator first finds out which pod is
+lost. Each other pod learns of the loss in the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 """Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
@@ -76,8 +76,8 @@ log = structlog.get_logger()
 def rendezvous(environment: Mapping[str, str], config: PhaseConfig, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the variables of torchrun for the address of the rendezvous and the worker index of this pod.
 
-    Each restart in place has its own port and name: the earlier torchrun of worker 0 may still listen, and a pod that
-    joined that torchrun would end together with it. The key of the rendezvous is derived from its name.
+    Each restart in place has its own port and name, because the earlier torchrun of worker 0 may still listen: a pod
+    that joined the earlier torchrun would end together with it. The key of the rendezvous is derived from the name.
     """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
@@ -140,17 +140,17 @@ _MOST_BYTES = 1024**2
 
 
 def check_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that a pod with other pods to meet has the job's secret. Raises InvalidJobError if no file is named, and
-    TrainingError if the file cannot be read or is too short."""
+    """Check that the pod has the job's secret; do nothing if the execution has one pod. Raises InvalidJobError if no
+    file is named, and TrainingError if the file cannot be read or is too short."""
     if int(environment.get("PET_NNODES", "1")) > 1:
         _read_secret(environment)
 
 
 def rendezvous_key(environment: Mapping[str, str] = os.environ) -> bytes:
-    """Return the key of the rendezvous that the environment names, 32 bytes.
+    """Return the 32-byte key of the rendezvous named in the environment.
 
-    Each execution, restart in place and membership has a rendezvous with a name, and so a key, of its own: a worker is
-    refused at every rendezvous but its own. Raises the errors of `check_secret`.
+    The name, and so the key, differs between executions, restarts in place and memberships: a worker of one rendezvous
+    is rejected at every other. Raises the errors of `check_secret`.
     """
     name = environment["PET_RDZV_ID"].encode()
     return hmac.digest(_read_secret(environment), b"pseudoreal meeting\0" + name, "sha256")

@@ -1,8 +1,8 @@
 """Worker 0's side of a rendezvous: gathers the workers, gives each its number, and lets their ranks reach the store.
 
-Runs in an asyncio loop in a thread of its own. A peer without the key of the rendezvous is not counted, learns nothing
-and cannot reach the store. Such a peer can occupy slots for handshakes, for ten seconds each; when all slots are taken,
-the address with the most slots loses its oldest one.
+Runs in the asyncio loop of a `LoopThread`. A peer without the key of the rendezvous is not counted, learns nothing and
+cannot reach the store. Such a peer can occupy slots for handshakes, for ten seconds each. If all slots are taken, the
+next connection cancels the oldest handshake of the address with the most slots.
 """
 
 import asyncio
@@ -32,19 +32,18 @@ from pseudoreal_trainer.runtime.rendezvous.tunnel import LOOPBACK, Address, acce
 from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 
 HANDSHAKES = 512
-"""Most handshakes in progress at a time."""
+"""Maximum number of handshakes in progress at a time."""
 _LOG_SECONDS = 10.0
 """Seconds between two log lines about refused peers."""
 _DESCRIPTORS = 2**20
-"""Limit of file descriptors requested for this process."""
+"""Number of file descriptors to which this process raises its limit, if permitted."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker at the rendezvous. `process` is a random id: it distinguishes two processes with the same worker
-    index."""
+    """A worker at the rendezvous. `process`: random id, to distinguish two processes with the same worker index."""
 
     description: WorkerDescription
     process: str
@@ -73,8 +72,8 @@ class Answer:
     number: int = -1
     problem: str = ""
     is_over: bool = False
-    """Whether the workers had met before this worker came. If a queue has replaced the pods of an execution, they were
-    the previous pods, and another rendezvous follows."""
+    """Whether the workers had met before this worker connected. If a queue has replaced the pods of an execution, the
+    workers that met are the previous pods, and another rendezvous follows."""
 
     def to_text(self) -> bytes:
         return json.dumps({"number": self.number, "problem": self.problem[:500], "over": self.is_over}).encode()
@@ -86,7 +85,7 @@ class Answer:
 
 
 class _Member:
-    """A process at the rendezvous. It may connect again after its connection breaks."""
+    """A process at the rendezvous. After a broken connection, the process may connect again."""
 
     def __init__(self, arrival: Arrival) -> None:
         self.description, self.process = arrival.description, arrival.process
@@ -99,7 +98,8 @@ class _Member:
 
 
 class RendezvousServer:
-    """Listener of one rendezvous. `store` is the port of the ranks' store on the loopback interface."""
+    """Worker 0's server of one rendezvous: sends the workers their numbers, and relays their connections to the store.
+    `store`: port of the ranks' store on the loopback interface."""
 
     def __init__(self, listener: socket.socket, key: bytes, workers: int, store: int) -> None:
         listener.setblocking(False)
@@ -111,7 +111,7 @@ class RendezvousServer:
         self._tasks = set[asyncio.Task[None]]()
         self._rejections = _Rejections()
         self.complete: Future[list[WorkerDescription]] = Future()
-        """Descriptions of workers 1, 2, ..., set once all have come."""
+        """Descriptions of workers 1, 2, ..., set once all of them have connected."""
         self.moved = time.monotonic()
         """Time of the last transfer to or from the store, in seconds of time.monotonic."""
 
@@ -126,7 +126,7 @@ class RendezvousServer:
             self._start_handshake(*await accept(self._listener))
 
     async def answer(self, answers: Mapping[int, Answer]) -> None:
-        """Send the workers their answers, by worker.
+        """Send the answers. `answers`: worker index -> answer.
 
         A coroutine, because only the loop's thread may set the futures.
         """
@@ -175,7 +175,8 @@ class RendezvousServer:
     async def _answer_for(self, connection: Connection, arrival: Arrival) -> Answer:
         """Wait until the worker's answer is known, and return it.
 
-        Raises PeerLeft or OSError if the connection ends, PeerRejected if the worker sends more.
+        Raises PeerLeft or OSError if the connection ends, and PeerRejected if the worker sends anything before the
+        answer.
         """
         member = self._add_member(arrival)
         if member is None:
@@ -196,7 +197,8 @@ class RendezvousServer:
             self._remove_member(member)
 
     def _add_member(self, arrival: Arrival) -> _Member | None:
-        """Add a worker, or find it after a broken connection; None: all workers have met already."""
+        """Return the member for an arrival: a new one, or the existing one if the same process connects again. None:
+        all workers have met, with another process as this worker."""
         worker = arrival.description.worker
         before = self._members.get(worker)
         if before is not None and before.process == arrival.process:
@@ -204,8 +206,8 @@ class RendezvousServer:
         if self.complete.done():
             return None
         if before is not None:
-            # The pod of the earlier process may have been replaced. The process has to end: otherwise both would keep
-            # coming, and replace each other forever.
+            # The pod of the earlier process may have been replaced. Tell the earlier process to end: otherwise both
+            # would keep reconnecting, and replace each other forever.
             before.tell(Answer(problem=f"another pod has come as worker {worker}, at {arrival.description.node}"))
         member = self._members[worker] = _Member(arrival)
         if not self.missing:
@@ -213,7 +215,7 @@ class RendezvousServer:
         return member
 
     def _remove_member(self, member: _Member) -> None:
-        """Remove a worker whose connection broke before all had come."""
+        """Remove a worker without a connection, unless all workers have met."""
         is_here = member.connections > 0 or self.complete.done()
         if not is_here and self._members.get(member.description.worker) is member:
             del self._members[member.description.worker]

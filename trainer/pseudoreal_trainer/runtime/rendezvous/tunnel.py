@@ -1,4 +1,4 @@
-"""Tunnels to the ranks' store, for which torch has no authentication; each tunnel starts with a handshake.
+"""Tunnels to the ranks' store. torch has no authentication for the store, so each tunnel starts with a handshake.
 
 The store listens only on the loopback interface of worker 0. Each other worker has a port on its own loopback
 interface. A connection to that port is forwarded to worker 0, after a handshake, and from there to the store.
@@ -23,7 +23,8 @@ from pseudoreal_trainer.runtime.rendezvous.handshake import (
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 _EARLY_BYTES = 2**20
-"""Most bytes kept until a tunnel starts. A client of the store sends far fewer before it waits for an answer."""
+"""Maximum number of bytes kept until a tunnel starts. A client of the store sends far fewer before it waits for an
+answer."""
 _PAUSE_SECONDS = 0.1
 """Seconds to pause after a connection could not be accepted."""
 Address = tuple[socket.AddressFamily, Any]
@@ -33,10 +34,10 @@ log = structlog.get_logger()
 
 
 class _RelayEnd(asyncio.Protocol):
-    """One of the two connections of a tunnel: writes its received bytes to the other connection.
+    """One of the two connections of a tunnel. Bytes received from this connection are written to the other.
 
-    Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
-    read after `connection_made`, even if reading was paused there.
+    Bytes are kept until `begin`. `pause_reading` alone does not suffice: before Python 3.11.4, asyncio starts to read
+    after `connection_made`, even if `connection_made` has paused reading.
     """
 
     other: "_RelayEnd"
@@ -90,7 +91,8 @@ class _RelayEnd(asyncio.Protocol):
 
 
 async def relay(one: Connection, another: Connection, moved: Callable[[], None] = lambda: None) -> None:
-    """Start to relay bytes between two connections, until either end closes its own. Calls `moved` for each piece."""
+    """Start to relay bytes between two connections, and return. The relay ends when either peer closes its connection.
+    Calls `moved` for each piece received. Takes over both sockets."""
     loop, first, second = asyncio.get_running_loop(), _RelayEnd(moved), _RelayEnd(moved)
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())

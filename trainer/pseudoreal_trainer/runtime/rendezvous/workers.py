@@ -20,13 +20,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """A worker's description of itself."""
+    """Description of a worker, made by the worker itself."""
 
     worker: int
     """Worker index."""
     node: str
     domain: str | None
-    """Place of the node in the topology; empty: unknown. None: the job has no topology."""
+    """Topology domain of the node; empty if unknown, None if the job has no topology."""
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -35,10 +35,10 @@ class WorkerDescription:
 
 
 def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) -> list[int]:
-    """Return the number of each worker, in the order of the descriptions. The ranks of worker number n come after the
-    ranks of number n - 1.
+    """Return the number (group rank) of each worker, in the order of the descriptions. Ranks are numbered by group
+    rank: the ranks of number n follow the ranks of number n - 1.
 
-    Raises ValueError if two pods come as one worker: a pod thought to be lost, and its replacement.
+    Raises ValueError if two pods have the same worker index: a pod thought to be lost, and its replacement.
     """
     if len({description.worker for description in descriptions}) < len(descriptions):
         raise ValueError(
@@ -51,8 +51,8 @@ def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) 
 
 
 def _order(workers: Sequence[WorkerDescription], config: PhaseConfig) -> Order:
-    """Return the order of the workers by topology, if the job has one, else by worker index. The order matters for
-    speed only: after an error in the search, the job trains with workers in index order."""
+    """Return the order of the workers by topology, if the job has one, else by worker index. The order affects only
+    speed: if the search fails, the workers stay in index order."""
     by_number = tuple(range(len(workers)))
     if any(description.domain is None for description in workers):
         return by_number
