@@ -37,7 +37,16 @@ def test_whole_packages_are_found_with_their_folders(tmp_path: Path) -> None:
 
 def test_the_projects_own_bundle_lacks_nothing() -> None:
     """Checked against Python's own modules, the machine's packages, and the modules in the carried wheels."""
-    carried = {"pydantic", "pydantic_core", "structlog", "yaml", "click", "cel", "prometheus_client", "typing_extensions"}
+    carried = {
+        "pydantic",
+        "pydantic_core",
+        "structlog",
+        "yaml",
+        "click",
+        "cel",
+        "prometheus_client",
+        "typing_extensions",
+    }
     found = bundle.project_sources()
     bundle.check_imports(found.foreign, carried)
     assert {
