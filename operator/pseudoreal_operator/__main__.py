@@ -32,7 +32,7 @@ from pseudoreal_operator.tasks import background_task
 
 
 async def run(settings: Settings) -> None:
-    """Run the operator. Raises LeaseLost."""
+    """Run the operator until SIGTERM or SIGINT. Raises LeaseLost if another operator takes the Lease."""
     ending = _catch_signals()
     report_store, counters = ReportStore(), OperatorCounters()
     REGISTRY.register(counters)

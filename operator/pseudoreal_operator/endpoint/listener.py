@@ -226,7 +226,8 @@ def _reason_of(error: OSError) -> str:
 
 
 def _raise_file_limit() -> int:
-    """Raise the limit on open files as far as the system allows; return how many connections may use."""
+    """Raise the limit on open files, up to _MOST_FILES or the system's maximum; return the number of files for
+    connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

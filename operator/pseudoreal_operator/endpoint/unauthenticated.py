@@ -24,8 +24,8 @@ HANDSHAKES_OF_ADDRESS, HANDSHAKES_OF_NETWORK = 5, 40
 PER_SECOND, AT_ONCE = 10, 200
 """Limits on new connections of one address that bring no valid token."""
 NETWORK_FACTOR = 10
-"""Factor from the limits on new connections of an address to the limits of an IPv6 network: all pods of a cluster may
-be in one network."""
+"""Limits on new connections of an IPv6 network, as a multiple of the limits of an address. All pods of a cluster may be
+in one network."""
 
 
 @dataclass(eq=False)
@@ -91,12 +91,12 @@ class UnauthenticatedConnections:
                 rate.give_back(source)
 
     def request_handshake(self, connection: UnauthenticatedConnection) -> None:
-        """Request a handshake."""
+        """Queue a connection for its handshake; do nothing if the connection was removed."""
         if connection in self._all:
             self._waiting.setdefault(connection.source, OrderedDict())[connection] = None
 
     def start_next_handshake(self) -> UnauthenticatedConnection | None:
-        """Return the connection whose handshake is to start, one address after the other; None if none may start. The
+        """Start the next handshake: return its connection; None if no handshake may start. Addresses take turns. The
         handshake lasts until `end_handshake` is called."""
         for source, connections in self._waiting.items():
             connection = next(iter(connections))

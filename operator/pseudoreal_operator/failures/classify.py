@@ -104,8 +104,8 @@ def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> 
 
 
 def can_another_pod_succeed(verdict: Verdict) -> bool:
-    """Return whether another pod may succeed as the same worker. After an out-of-memory failure it would not, because
-    it has as much memory."""
+    """Return whether a replacement pod may succeed as the same worker. After an out-of-memory failure a replacement
+    would fail too, because it has the same memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 
@@ -123,14 +123,14 @@ def is_node_at_fault(pod: Pod) -> bool:
 
 
 def is_rejected_by_node(pod: Pod) -> bool:
-    """Return whether the pod's node rejected it. The scheduler does not know the reason, and may send the next pod
-    there again."""
+    """Return whether the pod's node rejected it. The scheduler does not know the reason, and may send the next pod to
+    the same node."""
     return node_fault(pod) == POD_REJECTED
 
 
 def node_fault(pod: Pod) -> str | None:
-    """Return the reason of a failure that is due to the node and that Kubernetes does not call a disruption; None if
-    the failure is not of this kind."""
+    """Return POD_REJECTED or NODE_FAILED for a failure that is due to the node but not marked by Kubernetes as a
+    disruption; else None."""
     if pod.phase is not PodPhase.FAILED or pod.disruption is not None:
         return None
     if not pod.has_run:
@@ -234,9 +234,9 @@ _KILLED = Pod(
 
 
 def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
-    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if a
-    rule of the job applies to a pod after one of its ranks was killed. The used restarts may include faults that are
-    too old to count."""
+    """Return the number of restarts in place that an execution may have: spec.restart.inPlace, bounded by the restarts
+    that spec.restart.maxRestarts leaves. None are allowed if a rule of the job applies to a pod with a killed rank. The
+    used restarts may include faults that are too old to count."""
     if any(matches_rule(_KILLED, rule) for rule in restart.rules):
         return 0
     used = len(status.faults) if restart.window_seconds else status.restarts

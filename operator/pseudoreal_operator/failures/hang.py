@@ -42,7 +42,8 @@ class Hang:
 
 @dataclass(frozen=True)
 class _Clock:
-    """A running clock; `waited` and `allowed` in seconds."""
+    """A running clock. `missing`: the awaited progress, in words; `waited`, `allowed`: seconds; `field`: the limit's
+    field in spec."""
 
     reason: str
     missing: str
@@ -51,8 +52,8 @@ class _Clock:
     field: str
 
     def is_over(self, unheard: float) -> bool:
-        """Return whether the clock has run out, and a witness was heard about then. `unheard`: seconds since the
-        last witness."""
+        """Return whether the clock has run out, and the last witness came after the limit or at most REPORT_SECONDS
+        before it. `unheard`: seconds since the last witness."""
         return self.waited > self.allowed and self.waited - unheard >= self.allowed - REPORT_SECONDS
 
 
@@ -63,9 +64,9 @@ def find_hang(view: View) -> Hang | None:
 
 
 def seconds_to_hang(view: View) -> float | None:
-    """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out without
-    a witness since is checked again while pods report; while the network path is cut, no clock runs, and the next check
-    is after UNHEARD_SECONDS."""
+    """Return the seconds until the next check of the clocks; None if no check is needed. While pods report, a clock
+    that has run out without a witness is checked again after REPORT_SECONDS. While the network path is cut, no clock
+    runs, and the next check is after UNHEARD_SECONDS."""
     unheard = _unheard_seconds(view)
     reports = unheard <= QUIET_SECONDS
     if reports and _is_cut_off(view):
@@ -119,9 +120,9 @@ def _starts(view: View) -> list[datetime]:
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
-    """Return a sentence that names the slowest rank, if it is much slower than the others; else None. `known`:
-    whether the last pass found a straggler. The bound is lower then, as a rank close to the bound would otherwise
-    come and go with each step."""
+    """Return a sentence that names the slowest rank, if it is much slower than the others; else None. `known`: whether
+    the last pass found a straggler. The bound is then lower: a rank close to the bound would otherwise be a straggler
+    in one step and not in the next."""
     factor = float(view.spec.hang.straggler_factor)
     found = stragglers(_rank_reports(view), factor * _STILL if known else factor)
     if not found:
@@ -222,7 +223,7 @@ def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
     In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its
-    state for longest first; ranks with the lowest step; ranks that have left the fewest waits for others. The last
+    state for longest first; ranks with the lowest step; ranks that have completed the fewest waits for others. The last
     criterion counts only when all ranks wait in the same step, and says little about pipelines: ranks of different
     stages wait differently often by design.
     """

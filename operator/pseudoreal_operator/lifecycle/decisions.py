@@ -39,8 +39,8 @@ State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Sus
 @dataclass(frozen=True)
 class Decision:
     """Outcome of a rule. `status` is the new status without conditions, state and current phase, which `plan` adds.
-    `events` announce, in order, the changes made together with the status; empty if the status stays. `children` is
-    the stage whose children must exist; no other Job may run."""
+    `events` announce, in order, the changes made together with the status; empty if the status stays. `children` is the
+    stage whose children must exist; None: no stage's. Other Jobs must not run."""
 
     status: PseudoRealJobStatus
     state: State
@@ -78,7 +78,8 @@ def event(view: View, reason: Reason, message: str, detail: str = "") -> Event:
 
 
 def start_events(view: View) -> Iterator[Event]:
-    """Yield the events of the start of the present execution; none that the status already announces."""
+    """Yield the events for the start of the present execution. The event for the start of the stage is left out if the
+    status says that the stage has started."""
     if view.status.restart_after is not None:
         yield event(view, Reason.RESTART_STARTED, f"Execution {view.execution.number} starts.")
     if is_started(view.status.phases, view.stage):
@@ -184,8 +185,8 @@ def _with_avoided_nodes(status: PseudoRealJobStatus, restart: Restart) -> Pseudo
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an execution ends: a reason in one word, a sentence, the pod where the failure began if known, and whether it
-    counts."""
+    """Cause of an execution's end: a reason in one word, a sentence, the pod where the failure began (None: unknown),
+    and whether the restart counts for spec.restart.maxRestarts."""
 
     reason: str
     sentence: str
@@ -310,8 +311,9 @@ def _failed_at(view: View) -> datetime:
 def with_failure(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """Return the status with the failure recorded that ended the execution, or a pod of it, if the failure counts or
-    is due to a node. Several nodes may have rejected pods at once."""
+    """Return the status with a failure of the execution, or of one of its pods, recorded. A failure that counts is
+    recorded as a fault. Otherwise each pod with a fault of its node is recorded as a disruption: several nodes may have
+    rejected pods at once."""
     others = [
         pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and is_rejected_by_node(pod)
     ]

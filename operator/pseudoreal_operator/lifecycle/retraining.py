@@ -92,8 +92,8 @@ def roll_back(view: View, sentence: str) -> Decision:
 
 
 def _reset_phases(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
-    """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether
-    to discard the later phases' checkpoints of the job that this one continues as well."""
+    """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether to
+    discard also the checkpoints of later phases from the continued job (spec.checkpoint.continueFrom)."""
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],

@@ -61,8 +61,7 @@ from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
-"""Seconds between two passes that wait until Kubernetes or users have removed objects; some of these objects are not
-watched."""
+"""Seconds between two passes over a job that waits for the removal of objects that are not watched."""
 
 
 def complete_stage(view: View) -> Decision | None:

@@ -48,12 +48,12 @@ class _LostWorkers:
 
     workers: tuple[int, ...]
     stuck: Pod | None
-    """A stuck pod among the lost ones: it cannot be ended, for instance on a node that is off; None: no pod is
-    stuck."""
+    """A stuck pod among the lost pods, for instance on a node that is off; None: no pod is stuck."""
 
 
 def spare_took_over(view: View) -> Decision | None:
-    """Let spare pods replace lost workers, when other workers wait for these and enough spare pods are ready."""
+    """Let spare pods replace lost workers, when other workers wait for the lost ones and enough spare pods are
+    ready."""
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or not view.job.outlives_pods:

@@ -22,7 +22,7 @@ MOST_WAITING = 2000
 _MOST_SHARE = 0.25
 """Share of MOST_WAITING that the events of one namespace may have."""
 MOST_ATTEMPTS = 8
-"""Number of attempts to post an event: about two minutes."""
+"""Maximum number of attempts to post an event; all attempts take about two minutes."""
 SHUTDOWN_SECONDS = 1.0
 _WORKERS = 2
 _FINAL = (400, 403, 422)
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 class EventRecorder:
-    """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
+    """Queue of events to post: in order within a job, at most MOST_WAITING in all."""
 
     def __init__(self, api: Api, counters: OperatorCounters) -> None:
         self._api, self._counters = api, counters
