@@ -8,7 +8,7 @@ NOTHING = "-"
 
 
 def duration(seconds: float) -> str:
-    """Return the two largest units: 93784 seconds -> 1d2h."""
+    """Return a duration in its two largest units: 93784 seconds -> 1d2h."""
     left, parts = max(0, round(seconds)), list[str]()
     for unit, size in _UNITS:
         count, left = divmod(left, size)

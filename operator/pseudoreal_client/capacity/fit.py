@@ -52,7 +52,8 @@ class PodSet:
 class Fit:
     """Room for the pods.
 
-    `now` maps each node to the number of pods with room beside the running pods, `ever` to the number on an empty node.
+    `now`: node -> number of pods that fit beside the running pods. `ever`: node -> number of pods that fit on the empty
+    node.
     """
 
     wanted: int
@@ -83,8 +84,8 @@ class Fit:
 
     @property
     def placement(self) -> dict[str, int]:
-        """Node -> pods, if nodes are filled one after the other. With a topology, the domain with the most room comes
-        first."""
+        """Node -> number of pods, if nodes are filled one after the other. With a topology, the domain with the most
+        room comes first."""
         room, left = self._of_domains(self.now), self.wanted
         order = sorted(room, key=lambda domain: -room[domain])
         placed: dict[str, int] = {}

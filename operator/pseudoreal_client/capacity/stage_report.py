@@ -30,7 +30,7 @@ class TrafficLevel:
     """Name of the places in the plural: nodes, or values of a topology key."""
     count: int
     bytes: dict[Exchange, int]
-    """Bytes per step of each kind of exchange."""
+    """Kind of exchange -> bytes per step."""
 
     def line(self) -> str:
         found = [f"{EXCHANGES[exchange]} {readable_bytes(size)}" for exchange, size in self.bytes.items() if size]

@@ -28,8 +28,8 @@ class NotServed(Exception):
 
 async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
     """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
-    message names the phase. Rejections with status 403, for instance by a quota, are ignored: they depend on other
-    objects in the namespace, and apply when the Job is really created."""
+    message names the phase. Rejections with status 403 are ignored, because a quota may be the reason: a quota depends
+    on present objects, and applies when the Job is really created."""
     for manifest in manifests:
         if manifest["kind"] != "Job":
             continue

@@ -3,8 +3,8 @@ manager replaces.
 
 A pod trusts the CAs that it was created with, and CAs that later answers to its reports named. A new certificate that
 the known CAs accept is served at once. A new certificate with an unknown CA, such as a renewed self-signed one, is held
-back: its predecessor is served for another day, or until shortly before the predecessor expires. Meanwhile new
-executions and answers get the CAs of both.
+back: its predecessor is served for another day, or until shortly before the predecessor expires if that is earlier.
+Meanwhile new executions and answers get the CAs of both.
 
 The old certificate lives in the memory of both operators, the leader and the standby: its key is in no file any more.
 An operator that starts later serves the new certificate, to pods that have learned of its CA since.

@@ -44,7 +44,7 @@ class _Children:
     jobs: list[ChildJob] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
     are_strange: bool = False
-    """Whether some children do not belong to the job, or cannot be read."""
+    """Whether some objects with the job's label do not belong to the job, or cannot be read."""
 
     def take(self, kind: str, uid: str, body: Json) -> None:
         try:

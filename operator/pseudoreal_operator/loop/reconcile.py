@@ -50,8 +50,8 @@ _FORBIDDEN = 403
 _TOO_LARGE = 413
 _SERVER_ERROR = 500
 _ORDINARY_BYTES = 2**18
-"""Size of a job in bytes up to which the number of simultaneous passes is not limited: a pass keeps the job, and
-copies of parts of it, until it ends."""
+"""Maximum bytes of an ordinary job. Only few passes over larger jobs run at a time, because a pass keeps the job, and
+copies of its parts, in memory until the end of the pass."""
 _LARGE_AT_ONCE = 2
 """Maximum number of simultaneous passes over larger jobs."""
 
@@ -59,7 +59,7 @@ log = structlog.get_logger()
 
 
 class StatusRejected(ApiException):
-    """The API server rejects every form of a job's status."""
+    """The API server rejects a job's status, even without texts and figures."""
 
     def __init__(self, rejection: ApiException) -> None:
         super().__init__(status=rejection.status, reason=rejection.reason)
@@ -90,7 +90,8 @@ class Dependencies:
     """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
-        """Drop everything that memory holds about a job."""
+        """Drop the reports, termination messages, sightings, held events and backoff of a job. `spec_cache` and
+        `unreadable_jobs` are bounded and drop old entries themselves."""
         self.report_store.forget((namespace, uid))
         self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
@@ -128,8 +129,8 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
 
 
 async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
-    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
-    JobDeleted or Unreadable."""
+    """Return the job. For a large job, acquire `large_jobs` first; closing `stack` releases it. Raises JobDeleted or
+    Unreadable."""
     try:
         return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
@@ -270,9 +271,9 @@ def _plan_after_rejection(rejection: ApiException, observed: Observed, now: date
 
 
 def is_invalid_object(rejection: ApiException) -> bool:
-    """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
-    own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
-    into it."""
+    """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's own
+    validation names fields as causes. A webhook cannot imitate it, because the API server adds a prefix to the message
+    of a webhook."""
     answer = status_of(rejection)
     if rejection.status not in _INVALID or str(answer.get("message", "")).startswith("admission webhook "):
         return False
@@ -288,8 +289,8 @@ def _is_final_rejection(error: ApiException) -> bool:
 
 @dataclass(frozen=True)
 class _PlanExecutor:
-    """Plan executor for one job. `status` and `version` belong to the object that the plan was made for.
-    `status_written` receives the job after each status write."""
+    """Executor of the plan for one job. `status` and `version`: status and resource version of the object that the plan
+    was made for. `status_written` receives the job after each status write."""
 
     deps: Dependencies
     metadata: JobMetadata

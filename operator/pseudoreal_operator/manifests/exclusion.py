@@ -26,8 +26,8 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return the nodes that the present execution must not use, with the time until which each is excluded. The
-    times follow from the faults in the status, as of the time at which the execution was requested."""
+    """Return node -> time until which the node is excluded, for the nodes that the present execution must not use.
+    Exclusions that were over when the execution was requested are left out."""
     if status.execution_time is None:
         return {}
     requested = clock.from_text(status.execution_time)

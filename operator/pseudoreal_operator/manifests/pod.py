@@ -55,11 +55,11 @@ CREDENTIALS = {
     "AWS_SESSION_TOKEN": True,
     "AWS_DEFAULT_REGION": True,
 }
-"""Keys of the credentials' Secret that become variables, and whether they may be missing. If all keys became variables,
-the author of the Secret could set the variables that control rendezvous and reports."""
+"""Key of the credentials' Secret -> whether the key may be missing. Only these keys become variables: otherwise the
+author of the Secret could set the variables that control rendezvous and reports."""
 _NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
-"""Labels that opt out of proxies, which service meshes inject into all pods of a namespace: a proxy outlives the
-trainer, and the connections between ranks go through it."""
+"""Labels that opt out of the proxies of service meshes. An injected proxy would outlive the trainer, and the
+connections between ranks would go through the proxy."""
 _NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 """Annotations that opt out of injected proxies. Istio read the annotation before it had the label."""
 _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
@@ -68,7 +68,7 @@ _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karp
 
 @dataclass(frozen=True)
 class PodPlan:
-    """Differences between the pods of the stages.
+    """The parts of a pod that differ between stages.
 
     `files`: files in CONFIG_DIRECTORY, by name. `rendezvous_id`: None for a delink, which is one process in the default
     network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging Face weights

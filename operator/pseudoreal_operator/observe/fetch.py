@@ -1,4 +1,4 @@
-"""Reads from the API server the state that a pass observes."""
+"""Reads the state of a job for one pass from the API server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from pseudoreal_operator.observe.worker_assignment import memberships, with_work
 Json = dict[str, Any]
 
 _POD_JOB = "batch.kubernetes.io/job-name"
-"""Label by which the Job controller knows its pods."""
+"""Label of a pod with the name of its Job, set by the Job controller."""
 
 
 async def observe(
@@ -82,7 +82,7 @@ async def observe(
 
 @dataclass
 class _Found:
-    """Children of a job, as far as a pass needs them: the raw objects may be large and many."""
+    """Children of a job, reduced to the fields that a pass needs: the raw objects may be large and many."""
 
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
@@ -158,8 +158,8 @@ def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Seq
 
 
 def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
-    """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
-    their logs, and may be thousands."""
+    """Return the part of a label selector that leaves out the pods of finished Jobs of earlier executions. These pods
+    are kept for their logs, and may be thousands."""
     names = sorted(job.name for job in finished if job.execution != present)
     return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 

@@ -15,8 +15,8 @@ _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) -> dict[int, int]:
-    """Return worker number -> first rank. `said`: known first ranks of some workers; impossible ones are ignored.
-    The other workers get the remaining ranks in the order of their numbers."""
+    """Return worker number -> first rank. `said`: worker number -> first rank, for some of the workers; impossible
+    ranks are ignored. The other workers get the remaining ranks in the order of their numbers."""
     left = dict.fromkeys(range(0, workers * ranks_per_worker, ranks_per_worker))
     found: dict[int, int] = {}
     for worker, rank in sorted(said.items()):

@@ -38,11 +38,11 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _WORD_CHARACTERS = 128
 """Maximum number of characters of a reason, which is one word."""
 _MOST = {int: MOST_COUNT, float: 1e10}
-"""Largest numbers that are accepted. Floats may be seconds, which are subtracted from the current time: with this bound
-the result is a valid date."""
+"""Type of a number -> largest value that is accepted. A float may be a number of seconds to subtract from the current
+time: with this bound the result is a valid date."""
 
 _MOST_EXECUTIONS = 2**31
-"""Largest execution number that is accepted: no job has so many executions, and a status could not hold many more."""
+"""Largest execution number that is accepted; no job has so many executions."""
 
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")

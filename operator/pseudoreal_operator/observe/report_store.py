@@ -24,8 +24,8 @@ SOON_SECONDS = 1.0
 PROGRESS_SECONDS = 10.0
 """Seconds until a job is queued again after progress: as often as progress is written."""
 REQUEUES_PER_SECOND = 20.0
-"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before; the
-more jobs there are, the longer each pass waits."""
+"""Passes requested per second for all jobs together, after progress and after first reports of training pods. The more
+jobs there are, the longer each pass waits."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. Each wait is also at least as long as the pod had
 been silent at the previous reading."""
@@ -77,7 +77,7 @@ class _Followed:
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
-    """Memberships that the status records."""
+    """Execution -> membership in the stored status."""
     last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
@@ -86,14 +86,15 @@ class _Followed:
     """Whether the job was already queued again because all of its pods are silent."""
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
-        """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
+        """Return the start of the silence of all pods, if pods run and the silence is longer than `seconds`; else
+        None."""
         if self.rank_zero_pod is None:
             return None
         since = max(self.rank_zero_pod.since, self.reported or self.rank_zero_pod.since)
         return since if (now - since).total_seconds() > seconds else None
 
     def has_reported(self) -> bool:
-        """Return whether pods that run have reported."""
+        """Return whether a report has arrived since a pass first saw the running pod of rank 0."""
         return (
             self.rank_zero_pod is not None and self.reported is not None and self.reported >= self.rank_zero_pod.since
         )
@@ -123,8 +124,9 @@ class ReportStore:
         requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
-        """Follow a job. `finish`: phases that are to end now, if they train. `requeue`: called with seconds when
-        reports require a pass. `members`: memberships in the stored status; answers to pods contain no others."""
+        """Follow a job. `finish`: names of phases that are to end now, if they train. `requeue`: called with a delay in
+        seconds when reports require a pass. `members`: memberships in the stored status; answers to pods contain no
+        others."""
         followed = self._jobs.setdefault(job, _Followed())
         followed.finish, followed.requeue, followed.members = finish, requeue, members
 
@@ -132,7 +134,7 @@ class ReportStore:
         self._jobs.pop(job, None)
 
     def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
-        """Store a report; return whether its job is followed."""
+        """Store a report if its job is followed; return whether it is."""
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return False

@@ -22,9 +22,9 @@ class _Field:
 
     reported: str
     first: datetime
-    """Time of the first pass that found it."""
+    """Time of the first pass that found the value."""
     before: datetime | None
-    """Time of the pass before that one; None: there was none."""
+    """Time of the previous pass, which found the child without the value; None: there was none."""
 
 
 @dataclass(slots=True)
@@ -51,8 +51,7 @@ class _Child:
         return _between(reported, max(known, default=None), found.first)
 
     def bounded_end(self, pod: Pod) -> str | None:
-        """Return the bounded time by which a pod that is deleted is to be gone. Its grace period began between two
-        passes as well."""
+        """Return the deletion deadline of a pod, bounded: its grace period started between two passes."""
         found = self.field("leaves", pod.deletion_deadline or "")
         if not pod.deletion_deadline or pod.grace_seconds is None:
             return pod.deletion_deadline
@@ -70,7 +69,7 @@ class _LastPass:
 
 
 class Sightings:
-    """Passes in which the children of each job first reported each time."""
+    """Record of the passes that first found each reported time of each child."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _LastPass] = {}

@@ -16,9 +16,9 @@ from pseudoreal_operator.observe.view import Pod
 class _Newest:
     execution: Execution
     first: Pod | None = None
-    """Pod of rank 0, which has the result."""
+    """Pod of worker 0, which has the result; None: not known."""
     newest: Pod | None = None
-    """Pod with the newest checkpoint."""
+    """Pod with the newest checkpoint in its message; None: not known."""
 
 
 class TerminationMessages:

@@ -5,9 +5,9 @@ True, when the job has ended, as in batch/v1: the printer column REASON shows th
 not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
 at once, with the reason NotNeeded.
 
-A status whose texts the API server rejects is written without them (`without_texts`), and then without figures: states
-and names must not wait. The sentence in place of a text contains a digest of the text, so the status itself remembers
-which texts were rejected: only other texts are tried.
+If the API server rejects a status, the status is written without its texts (`without_texts`), and then also without
+figures: states and names must not wait. Each text is replaced by a sentence with a digest of the text. So the status
+records the rejected texts, and the operator tries only other texts.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ _REJECTED_TEXT = "The API server refused the text of this condition"
 
 @dataclass(frozen=True)
 class NewCondition:
-    """A condition without its bookkeeping."""
+    """New value of a condition. `merge_conditions` and `with_condition` add lastTransitionTime and
+    observedGeneration."""
 
     type: str
     status: Truth

@@ -89,7 +89,7 @@ class Event:
 
 
 def to_manifests(events: Sequence[Event], job: JobMetadata, now: datetime, instance: str) -> list[dict[str, Any]]:
-    """Return the manifests of the events. Sorted by eventTime they stay in their order."""
+    """Return the manifests of the events. Their eventTimes are one microsecond apart, to keep the order."""
     moments = [now + timedelta(microseconds=place) for place in range(len(events))]
     return [to_manifest(event, job, moment, instance) for event, moment in zip(events, moments, strict=True)]
 
