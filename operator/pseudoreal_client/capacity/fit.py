@@ -1,4 +1,4 @@
-"""Whether equal pods fit onto nodes, and if not, why. Pure.
+"""Computes whether equal pods fit onto nodes, and the obstacles on each node. Pure.
 
 A node takes as many pods as its scarcest resource allows. Placement constraints beyond one pod per node and the job's
 topology are left to the scheduler.

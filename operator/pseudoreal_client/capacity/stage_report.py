@@ -117,8 +117,8 @@ class StageReport:
             yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
 
     def _too_large(self) -> Iterator[str]:
-        """Yield a sentence for each resource, and for the memory of a GPU, of which a pod needs more than any node
-        has."""
+        """Yield a sentence for each resource of which a pod needs more than the largest node has; likewise for the
+        memory of a GPU."""
         for name, amount in sorted(self.pods.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:

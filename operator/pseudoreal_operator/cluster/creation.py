@@ -27,9 +27,9 @@ class NotServed(Exception):
 
 
 async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
-    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
-    message names the phase. Rejections with status 403 are ignored, because a quota may be the reason: a quota depends
-    on present objects, and applies when the Job is really created."""
+    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first rejected Job; the message
+    names the phase. Rejections with status 403 are ignored, because a quota may be the reason: a quota depends on
+    present objects, and applies when the Job is really created."""
     for manifest in manifests:
         if manifest["kind"] != "Job":
             continue
@@ -49,7 +49,7 @@ def _add_phase(phase: str, rejection: ApiException) -> None:
 
 
 async def create_child(api: Api, manifest: Json) -> None:
-    """Create a child; accept an existing one with the same owner, which another pass created. Raises NameConflict,
+    """Create a child; accept an existing child with the same owner, created by another pass. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Watch:
-    """Watches the objects of one kind that have a label. `namespace`: None for all."""
+    """Watch of the objects of one kind with a label. `namespace`: None for all namespaces."""
 
     api: Api
     kind: str

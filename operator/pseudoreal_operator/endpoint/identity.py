@@ -153,7 +153,8 @@ class Identities:
         return min(RESULT_SECONDS, max(LEAST_RESULT_SECONDS, expires - self._wall()))
 
     def pod_changed(self, change: str, body: Json) -> None:
-        """Process a change from the watch of pods. A pod whose labels changed reports for another job, or for none."""
+        """Process a change from the watch of pods. After a change of its labels, a pod may report for another job, or
+        for none."""
         pod = body["metadata"]["uid"]
         if change == "DELETED":
             self._deleted_pods.append(pod)

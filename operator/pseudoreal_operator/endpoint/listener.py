@@ -1,8 +1,9 @@
 """Accepts connections for the endpoint, within bounds, and keeps connections that bring valid tokens.
 
 A connection is unauthenticated until it brings a valid token, for AUTHENTICATION_SECONDS at most; `unauthenticated` has
-the limits until then. A silent connection costs only a file descriptor; its TLS handshake, which occupies the event
-loop for a millisecond, waits its turn. With a valid token the connection belongs to its pod, which has one at a time.
+the limits until then. A silent connection costs only a file descriptor. TLS handshakes take turns, because a handshake
+occupies the event loop for a millisecond. A connection with a valid token belongs to its pod; a pod has one connection
+at a time.
 """
 
 import asyncio

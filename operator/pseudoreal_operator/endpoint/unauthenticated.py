@@ -1,11 +1,10 @@
-"""Connections that have not brought a valid token yet: how many are kept, and which one has the next handshake. Pure,
-except for its clock.
+"""Unauthenticated connections, before their first valid token: limits on their number, and the order of their
+handshakes. Pure, except for the clock.
 
-Pods with valid tokens do not count here, however many share an address (pods in the network of their node, a network
-plugin that translates addresses): the tokens that they took from their address's rate limit are given back. So the
-limits of an address bind only connections that have proved nothing yet. At a limit, the oldest connection of the
-address with the most connections is closed: an honest client needs a fraction of a second, so clients that only hold
-connections lose them first.
+Many pods may share an address: pods in the network of their node, or behind a network plugin that translates addresses.
+So authenticated connections do not count here, and a valid token gives the rate limits their tokens back. At a limit,
+the oldest connection of the address with the most connections is closed. An honest client authenticates in a fraction
+of a second, so clients that only hold connections lose them first.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones; and the limit
+"""Classification of a failed execution by ordered rules: the job's own rules, then the built-in rules. Also the limit
 on restarts in place, which pods make without asking the operator. Pure."""
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Classification of a failed execution. `reason`: one word for programs; `pod`: where the failure began; None:
-    unknown."""
+    """Classification of a failed execution. `reason`: one word for programs. `pod`: the pod in which the failure began;
+    None: unknown."""
 
     action: RuleAction
     reason: str
@@ -110,8 +110,8 @@ def can_another_pod_succeed(verdict: Verdict) -> bool:
 
 
 def has_lost_peer(pod: Pod) -> bool:
-    """Return whether the pod ended because its connection to another pod broke: the cause is in the other pod,
-    whichever of them ended first."""
+    """Return whether the pod ended because its connection to another pod broke. The cause is then in the other pod,
+    even if the other pod ended later."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
 

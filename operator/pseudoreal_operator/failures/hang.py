@@ -1,12 +1,12 @@
 """Detection of a hung training stage, and of the rank to blame. Pure.
 
-Three clocks: from the first report of the last pod (or its start, if it has not reported) to the first step; from step
-to step while nothing is saved; from the start of a save to its commit. They are derived from reports of the present
-execution, so each execution starts them from zero.
+There are three clocks. Start: from the first report of the last pod (or from its start, if it has not reported) to the
+first step. Step: from step to step, while nothing is saved. Checkpoint: from the start of a save to its commit. All
+clocks are derived from reports of the present execution, so each execution starts them from zero.
 
-A clock has run out only if a witness confirms it: a pod that reports about then that nothing has happened, or a log
-that was read and had nothing new. Silence proves nothing: if no pod reports, the reports may not reach the operator,
-and training goes on without them. A pod that fell silent is suspected only of a hang that other pods report.
+A clock has run out only if a witness confirms it: a report without progress at about that time, or a log without news.
+Silence proves nothing: if no pod reports, the reports may not reach the operator, and training goes on without them. A
+pod that fell silent is suspected only of a hang that other pods report.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _NAMED = 4
 _HALTED = ("T", "t", "Z", "X")
 """States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 _STILL = 0.8
-"""Share of the straggler factor below which a known straggler no longer counts as one."""
+"""Share of the straggler factor below which a known straggler stops being a straggler."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ def _seconds(view: View, since: datetime) -> float:
 def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
-    In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its
-    state for longest first; ranks with the lowest step; ranks that have completed the fewest waits for others. The last
-    criterion counts only when all ranks wait in the same step, and says little about pipelines: ranks of different
-    stages wait differently often by design.
+    Criteria, in this order: stopped or dead processes; ranks that do not wait while others do, the rank that is longest
+    in its state first; the lowest step; the fewest completed waits for others. The last criterion counts only when all
+    ranks wait in the same step, and says little about pipelines: ranks of different stages wait differently often by
+    design.
     """
     running = [sign for sign in signs if sign.activity != "ended"]
     halted = [sign for sign in running if sign.process in _HALTED]

@@ -39,8 +39,8 @@ State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Sus
 @dataclass(frozen=True)
 class Decision:
     """Outcome of a rule. `status` is the new status without conditions, state and current phase, which `plan` adds.
-    `events` announce, in order, the changes made together with the status; empty if the status stays. `children` is the
-    stage whose children must exist; None: no stage's. Other Jobs must not run."""
+    `events` announce, in order, the changes made together with the status; empty if the status stays. `children`: stage
+    whose children must exist; None: no children need to exist. Jobs of other executions must not run."""
 
     status: PseudoRealJobStatus
     state: State

@@ -46,7 +46,7 @@ class JobSample:
     ended_phases: frozenset[tuple[str, datetime, datetime]] = frozenset()
     """Names, starts and ends of ended phases."""
     delinked: frozenset[str] = frozenset()
-    """Names of the phases whose delink is done."""
+    """Names of the phases with a completed delink."""
     delink_began: datetime | None = None
     unsaved_since: datetime | None = None
     """Start of the training that would be lost with the pods: time of the newest checkpoint, or of the execution's
@@ -122,7 +122,8 @@ def phase_seconds(before: JobSample, after: JobSample) -> Iterator[float]:
 
 
 def delink_seconds(before: JobSample, after: JobSample, now: datetime) -> float | None:
-    """Return the seconds from the end of a phase until the next one could begin; None if no delink has ended."""
+    """Return the seconds from the end of a phase until the next phase could start; None if no delink ended between two
+    versions."""
     if before.delink_began is None or not after.delinked - before.delinked:
         return None
     return max(0.0, (now - before.delink_began).total_seconds())

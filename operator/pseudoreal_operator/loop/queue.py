@@ -177,7 +177,7 @@ class WorkQueue(Generic[Key]):
                 return
 
     def _take(self) -> Key | None:
-        """Remove and return the key whose turn it is; None if no key may have a pass now."""
+        """Remove and return the key for the next pass; None if no key may have a pass now."""
         is_backlogs_turn = self._changes_in_a_row >= _CHANGES_IN_A_ROW
         queues = (self._backlog, self._changes) if is_backlogs_turn else (self._changes, self._backlog)
         for queue in queues:

@@ -87,7 +87,7 @@ class Dependencies:
     large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
     unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
-    """Jobs whose status reports that they cannot be read."""
+    """Reports of unreadable jobs in their statuses, to write each report once."""
 
     def forget(self, namespace: str, uid: str) -> None:
         """Drop the reports, termination messages, sightings, held events and backoff of a job. `spec_cache` and

@@ -35,7 +35,7 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
 def claim_size(spec: PseudoRealJobSpec) -> str:
     """Return the size of a claim for all checkpoints that the job keeps at a time, as a quantity."""
     sizes = [_checkpoint(spec, phase) for phase in spec.phases]
-    # The checkpoints at the ends of phases, the newest ones, and one that is being written.
+    # Checkpoints at the ends of phases, the newest checkpoints, and a checkpoint that is being written.
     needed = sum(sizes) + (spec.checkpoint.keep_last + 1) * max(sizes)
     if every := spec.checkpoint.keep_every:
         spans = pairwise([0, *last_steps(spec)])

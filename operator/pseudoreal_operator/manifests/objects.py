@@ -201,8 +201,8 @@ def kind_and_name(manifest: Json) -> tuple[str, str]:
 
 
 def claim_manifest(job: PseudoRealJob) -> Json | None:
-    """Return the claim; None if the job needs none, or names one. A claim that stays after its job has neither an
-    owner nor the uid of the job, and a later job of the same name continues with it."""
+    """Return the claim; None if the job needs no claim, or names an existing claim. A claim that stays after its job
+    has neither an owner nor the uid of the job: a later job of the same name uses the claim again."""
     volume = job.spec.checkpoint.storage.mounted
     if volume is None or volume.claim_name is not None:
         return None

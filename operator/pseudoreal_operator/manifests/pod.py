@@ -70,9 +70,9 @@ _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karp
 class PodPlan:
     """The parts of a pod that differ between stages.
 
-    `files`: files in CONFIG_DIRECTORY, by name. `rendezvous_id`: None for a delink, which is one process in the default
-    network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging Face weights
-    that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
+    `files`: name -> text of the files in CONFIG_DIRECTORY. `rendezvous_id`: None for a delink, which is one process in
+    the default network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging
+    Face weights that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
     """
 
     name: str

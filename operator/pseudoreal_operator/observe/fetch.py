@@ -87,7 +87,7 @@ class _Found:
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
     finished: list[ChildJob] = field(default_factory=list)
-    """The elements of `jobs` whose pods have all ended."""
+    """The elements of `jobs` that have ended and have no running pod."""
     pods: list[Pod] = field(default_factory=list)
     of_deleted_job: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""

@@ -280,7 +280,8 @@ def _lingers(status: Json) -> bool:
 
 
 def _running_sidecars(status: Json) -> tuple[str, ...]:
-    """Return the names of the containers that keep a pod whose trainer has ended."""
+    """Return the names of the containers that keep the pod after the end of the trainer; empty before the end of the
+    trainer."""
     if not _lingers(status):
         return ()
     others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
@@ -333,7 +334,7 @@ def _termination_message(text: str) -> TerminationMessage | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the number; None if it is infinite or NaN. The result of a phase counts, whatever its loss is."""
+    """Return the number; None if it is infinite or NaN: the result of a phase counts even if its loss is not finite."""
     return value if value is not None and isfinite(value) else None
 
 

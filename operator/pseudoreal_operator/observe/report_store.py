@@ -168,7 +168,8 @@ class ReportStore:
         followed.rank_zero_pod = None if reporter is None else _RankZeroPod(reporter, now)
 
     def most_silent(self, now: datetime) -> ReportingPod | None:
-        """Return the pod whose log is to be read next, and note the time; None if no log is due."""
+        """Return the next pod with a log to read, and record `now` as the time of the reading; None if no log is
+        due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
@@ -214,8 +215,8 @@ class ReportStore:
         return followed is not None and followed.has_reported()
 
     def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
-        """Return the number of jobs whose pods run and have reported, by namespace and by whether all of their pods
-        are silent now."""
+        """Return (namespace, is silent) -> number of jobs. A job is silent if all of its pods are silent. Only jobs
+        with running pods that have reported are counted."""
         return Counter(
             (namespace, followed.silent_since(now, QUIET_SECONDS) is not None)
             for (namespace, _), followed in self._jobs.items()
@@ -262,8 +263,8 @@ class ReportStore:
 
 
 def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
-    """Return whether so many jobs are silent together that the network path is at fault. If there are several
-    namespaces, one of them is not enough, so that no tenant alone can simulate this fault."""
+    """Return whether the network path is at fault: most jobs are silent, in most namespaces. If there are several
+    namespaces, no tenant alone can simulate this fault."""
     namespaces = {namespace for namespace, _ in jobs}
     cut = [name for name in namespaces if jobs[name, True] > jobs[name, False]]
     silent = sum(jobs[name, True] for name in namespaces)

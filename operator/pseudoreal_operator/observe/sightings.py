@@ -42,8 +42,8 @@ class _Child:
         return known
 
     def bounded(self, name: str, reported: str | None, earliest: datetime | None = None) -> str | None:
-        """Return the reported time, but no later than the first pass that found it, and no earlier than `earliest`
-        or the pass before that one."""
+        """Return the reported time, bounded. Upper bound: the first pass that found the time. Lower bounds: `earliest`,
+        and the pass before the first one."""
         found = self.field(name, reported or "")
         if not reported:
             return reported

@@ -41,7 +41,8 @@ class TerminationMessages:
             known.newest = pod
 
     def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
-        """Return the deleted pods of a job whose messages are known. `listed`: names of the pods that still exist."""
+        """Return the deleted pods of a job with known termination messages. `listed`: names of the pods that still
+        exist."""
         known, existing = self._messages.get(job), set(listed)
         pods = {pod.name: pod for pod in (known.first, known.newest) if pod} if known else {}
         return tuple(pod for name, pod in pods.items() if name not in existing)

@@ -155,7 +155,7 @@ receive a signal."""
 
 
 def is_kept_by_sidecar(pod: Pod, now: datetime) -> bool:
-    """Return whether sidecars keep a pod whose trainer ended at least SIDECAR_SECONDS ago."""
+    """Return whether sidecars keep the pod, and the trainer ended at least SIDECAR_SECONDS ago."""
     return bool(pod.sidecars) and now >= ended_at(pod, now) + timedelta(seconds=SIDECAR_SECONDS)
 
 
@@ -211,7 +211,7 @@ class Observed:
     orphans: tuple[str, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
     deleted_pods: tuple[Pod, ...] = ()
-    """Deleted pods whose termination messages are known."""
+    """Deleted pods with known termination messages."""
     spares: tuple[Pod, ...] = ()
     """Spare pods that replace no worker; `pods` are workers only."""
     replaced: tuple[Pod, ...] = ()
@@ -322,12 +322,12 @@ class View:
 
     @property
     def job_name(self) -> str:
-        """Name of the Job of the present execution, whichever release created it."""
+        """Name of the Job of the present execution, even if another release created the Job."""
         return self.job.name if self.job else self.execution.name(self.metadata)
 
     @cached_property
     def job(self) -> ChildJob | None:
-        """Job of the present execution; None: it does not exist, or is being deleted while it runs."""
+        """Job of the present execution; None: the Job does not exist, or is being deleted while it runs."""
         return self._job_of(self.execution)
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
