@@ -62,8 +62,8 @@ class Certificate:
             log.error("certificate_untrusted", host=host, what_to_do="let ca.crt hold the authority of tls.crt")
 
     def authorities_beyond(self, digest: str) -> str | None:
-        """Return the CAs to send to a pod; None if the pod has them or sent no digest. `digest`: of the CAs that the
-        pod trusts."""
+        """Return the CAs to send to a pod; None if the pod has them or sent no digest. `digest`: digest of the CAs that
+        the pod trusts."""
         if not digest or not self.authorities or digest == authorities_digest(self.authorities):
             return None
         return self.authorities

@@ -1,5 +1,5 @@
-"""Deadlines: the rules that end a job, or an execution, when a limit is exceeded, and the clocks that they compare.
-Pure.
+"""Deadlines: rules that end a job or an execution after a time limit, and the clocks that the rules compare with the
+limits. Pure.
 
 Clocks stand still while a job is suspended, or while a queue holds its pods.
 """
@@ -95,8 +95,8 @@ def startup_timed_out(view: View) -> Decision | None:
 def have_all_started(view: View) -> bool:
     """Return whether all workers have run since the pods were requested.
 
-    Ranks train, or lose a peer, only after all of them have met. A pod that is missing afterwards was lost, and the
-    rules about missing workers decide. Reports of pods that a queue took back before do not count.
+    A report of training, or of a lost peer, proves that all workers have met. A pod that is missing afterwards was
+    lost: the rules about missing workers decide. Earlier reports, of pods that a queue took back, do not count.
     """
     if view.started_pods >= view.workers:
         return True

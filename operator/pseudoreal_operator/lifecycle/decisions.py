@@ -6,8 +6,8 @@ progress is disturbed as little as possible, and a job that makes none must not 
 
 The number of a new execution is written to the status in the pass that decides on it (`announce`), together with the
 fault and its event; a later pass creates the children. In the other order, an operator that died between the two would
-leave children of a higher number: the next pass would take their execution for the present one, and never count why the
-previous one ended.
+leave children of a higher number: the next pass would take their execution for the present execution, and never count
+the fault that ended the previous execution.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ def start_events(view: View) -> Iterator[Event]:
 
 
 def unposted_start_events(view: View) -> tuple[Event, ...]:
-    """Return the events of a start that an operator may not have posted, because it died after it had created the
+    """Return the start events that an operator may not have posted, because the operator died after the creation of the
     Job. A repeated event has the same name, so it is stored once."""
     return tuple(start_events(view)) if view.job is not None else ()
 

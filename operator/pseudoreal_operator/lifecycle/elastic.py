@@ -131,7 +131,7 @@ def _is_queued(view: View) -> bool:
 
 
 def _room(view: View) -> int:
-    """Return the number of workers that there may be room for. Queues and gang scheduling place all pods or none, so
+    """Return the number of workers for which there may be room. Queues and gang scheduling place all pods or none, so
     the number of placed pods says nothing about room."""
     gives_all = _is_queued(view) or view.spec.scheduling.gang.policy != "None"
     return view.workers if gives_all else view.placed_pods

@@ -17,8 +17,8 @@ from pseudoreal_operator.status.events import Event, Reason
 
 
 def change_events(view: View, condition: NewCondition) -> tuple[Event, ...]:
-    """Return events for a change of the condition since the last pass. Their names contain no step, so each clock
-    that ran out and each rank that straggled gives one event per execution, however often it is noticed."""
+    """Return events for a change of the condition since the last pass. The names of the events contain no step, so each
+    clock that ran out and each straggling rank gives one event per execution."""
     before = find(view.status, "Progressing")
     if before and before.reason == condition.reason:
         return ()

@@ -1,6 +1,7 @@
 """The lifecycle's rules, in order: the first rule that applies decides. Pure.
 
-General rules are here; rules about one subject are in its file (`deadlines`, `retraining`, `elastic`, `spares`, ...).
+General rules are here; rules about one subject are in the file of the subject (`deadlines`, `retraining`, `elastic`,
+`spares`, ...).
 """
 
 from collections.abc import Callable, Mapping
@@ -244,8 +245,8 @@ def back_off(view: View) -> Decision | None:
 
 
 def await_cleanup(view: View) -> Decision | None:
-    """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
-    and a job must not share names of children with a deleted one."""
+    """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap, and a
+    job must not share names of children with a deleted job."""
     waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_ignorable(view, pod))
     old, wait = next(waited_for, None), None
     if old:

@@ -2,8 +2,8 @@
 
 Two pods must never train as the same worker. So a takeover is written to the status first, and only a stored takeover
 is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have sent two
-different takeovers. Until the remaining pods learn of the takeover, they cannot start without the lost worker; the lost
-pod, should it still run, is not a member of their next rendezvous, and loses the checkpoint fence to the members.
+different takeovers. Until the remaining pods learn of the takeover, they cannot start without the lost worker. A lost
+pod that still runs is not a member of the next rendezvous, and loses the checkpoint fence to the members.
 
 If no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """

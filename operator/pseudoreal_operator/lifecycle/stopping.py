@@ -4,8 +4,8 @@ An execution is doomed if its ranks can neither train nor save together any more
 of them cannot take part, the grace period of the others is of no use, and holds up the next execution.
 
 A sidecar is a container that keeps running after the trainer has ended, such as an injected proxy. For the job, the end
-of the trainer is the end of the pod. For Kubernetes it is not: the pod holds its node, and its Job never completes. So
-the operator ends such pods, once the status has everything that can be read from them.
+of the trainer is the end of the pod. For Kubernetes the pod still runs: the pod holds its node, and its Job never
+completes. So the operator ends these pods, once the status has all information from them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """The pod template of a stage. Pure.
 
-The files in CONFIG_DIRECTORY are annotations of the pod, shown by a volume of the downward API, so they exist as long
-as the pod: no object beside the Job can be missing, be left behind or be changed under a pod. To report to the
-operator, a training pod has a URL, a token that opens nothing else, and a CA certificate.
+The files in CONFIG_DIRECTORY are annotations of the pod, shown by a volume of the downward API. So the files exist as
+long as the pod: they cannot be missing, be left behind or be changed under a pod, as a separate object could. To report
+to the operator, a training pod has a URL, a token that opens nothing else, and a CA certificate.
 """
 
 from collections.abc import Iterable, Sequence

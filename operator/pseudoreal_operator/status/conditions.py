@@ -1,9 +1,9 @@
 """Conditions of a job: states for programs, and sentences for people. Pure.
 
-Accepted, Progressing, Delinked and Suspended always exist, once the job could be read. Complete or Failed appears, as
-True, when the job has ended, as in batch/v1: the printer column REASON shows the reason of Failed, so a job that has
-not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
-at once, with the reason NotNeeded.
+Accepted, Progressing, Delinked and Suspended always exist, once the job could be read. As in batch/v1, Complete or
+Failed is added, with status True, when the job has ended. The printer column REASON shows the reason of Failed, so a
+job that has not failed must not have the condition Failed. Delinked is True once the last delink is done; in a job of
+one phase it is True at once, with the reason NotNeeded.
 
 If the API server rejects a status, the status is written without its texts (`without_texts`), and then also without
 figures: states and names must not wait. Each text is replaced by a sentence with a digest of the text. So the status
