@@ -153,7 +153,8 @@ def configure_logs() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # A line for each request of a probe, each watch event, and each loop that ends when it should, is noise.
+    # Routine lines are noise: a line for each request of a probe, each watch event, and each loop that ends as
+    # intended.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("kopf.activities.probe").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)

@@ -113,8 +113,8 @@ async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 found = await _read(api, lease, seen)
-                # If someone deleted the Lease, its holder may still be alive and create it again: keep the last version
-                # seen.
+                # If someone deleted the Lease, the holder may still be alive and create the Lease again: keep the last
+                # version seen.
                 seen = found or seen
                 if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
                     term = await _take(api, lease, found)

@@ -95,7 +95,8 @@ class Certificate:
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:
             self._until = min(self._until, self._clock() + HOLD_SECONDS)
-            # Teach first, serve later: only a connection that a pod accepts can bring it the new CA.
+            # Send the new CA first, and serve the certificate later: a pod receives the new CA only over a connection
+            # that the pod accepts.
             log.warning(
                 "certificate_held_back", why="pods do not trust its authority yet", seconds_left=self._seconds_left()
             )

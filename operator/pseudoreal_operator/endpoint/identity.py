@@ -128,7 +128,7 @@ class Identities:
             _remember_newest(self._rejected, key, (now + REJECTION_SECONDS, rejection))
             _remember_newest(self._suspects, sources[0], now + SUSPECT_SECONDS)
             if share != _NO_NAMESPACE:
-                # Forged tokens of a namespace must not use up its share.
+                # Forged tokens that claim a namespace must not use up the share of the namespace.
                 self._shares.give_back(share)
             raise
         for source, limit in zip(sources, self._rejections, strict=False):

@@ -62,7 +62,7 @@ def sources_of(address: str) -> tuple[str, ...]:
         return (address,)
     if not isinstance(found, IPv6Address):
         return (str(found),)
-    # A dual-stack socket reports IPv4 clients in this form.
+    # A dual-stack socket reports IPv4 clients as IPv4-mapped IPv6 addresses.
     if found.ipv4_mapped is not None:
         return (str(found.ipv4_mapped),)
     return (str(found), f"{IPv6Address(int(found) >> 64 << 64)}/64")

@@ -52,7 +52,7 @@ class Listener:
     """The listening socket and its connections: unauthenticated ones, and at most one per pod."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
-        # For all later connections of the process, including connections to the API server.
+        # Applies to all later TLS connections of the process, including connections to the API server.
         SSLProtocol.max_size = _TLS_BUFFER_BYTES
         self._tls = tls
         files = _raise_file_limit()

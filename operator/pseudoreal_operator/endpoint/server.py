@@ -50,7 +50,7 @@ class Reports:
         """`authorities`: function from the digest of the CAs that a pod trusts to the CAs to send to the pod, such as
         `Certificate.authorities_beyond`. The function returns None if there are none to send."""
         self._identities, self._report_store, self._authorities = identities, report_store, authorities
-        # Per pod, not per token: its owner may create as many tokens as they like.
+        # Per pod, not per token: the owner of a pod may create any number of tokens.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._log_limit = Limiter(per_second=0.1, burst=1, clock=clock)
 

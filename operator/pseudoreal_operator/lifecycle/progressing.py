@@ -96,7 +96,7 @@ def _restart_note(view: View) -> str:
     took = f" {view.status.spares.message}" if places and view.status.spares else ""
     if said is None:
         return took
-    # A takeover uses a restart number as well, so after one the number is no count of restarts in place.
+    # A takeover uses a restart number as well, so after a takeover the number does not count restarts in place.
     times = f" {said.restarts} time{'s' * (said.restarts > 1)}" if places is None else ""
     return f"{took} Its ranks were restarted in place{times}, the last time as: {said.message}"
 

@@ -66,7 +66,7 @@ class PlanningThread:
             try:
                 await self._wait_within_limit(thread, answer)
             finally:
-                # Cancelled, or overrun: the thread may compute forever, so the next call gets a new one.
+                # Cancelled, or overrun: the thread may compute forever, so the next call gets a new thread.
                 if not answer.done():
                     self._thread = None
                     thread.end()

@@ -143,7 +143,7 @@ class WorkQueue(Generic[Key]):
             try:
                 yield
             finally:
-                # First no new pass, then time for the running ones: a pass that is cut may leave a write without an
+                # First no new pass, then time for the running passes: a cancelled pass may leave a write without an
                 # answer, and then the Lease is not released early (`lease._release`).
                 self._is_stopping = True
                 for task in tasks:
@@ -155,8 +155,8 @@ class WorkQueue(Generic[Key]):
                     task.cancel()
 
     def _make_due(self, key: Key) -> None:
-        # The pass that is due now also serves the pass that the timer stands for. Its result says when the next pass is
-        # due, so nothing is lost with the timer.
+        # The pass that is due now also serves the later pass that the timer would request. The result of a pass says
+        # when the next pass is due, so nothing is lost with the timer.
         self._drop_timer(key)
         # A key in the backlog moves on to the changes. Its entry in the backlog stays, and is skipped by `_take`.
         if self._pending.get(key) is not self._changes:

@@ -87,7 +87,7 @@ class Dependencies:
     large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
     unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
-    """Reports of unreadable jobs in their statuses, to write each report once."""
+    """Reports of unreadable jobs that were written to a status; each report is written once."""
 
     def forget(self, namespace: str, uid: str) -> None:
         """Drop the reports, termination messages, sightings, held events and backoff of a job. `spec_cache` and
@@ -193,13 +193,13 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None  # spec.managedBy names another controller
-    # 3. Follow the pods' reports; for an ended job, drop everything that memory holds about it.
+    # 3. Follow the pods' reports; for an ended job, forget its reports, termination messages, sightings and events.
     if has_ended(status):
         deps.forget(*executor.key)
     else:
         phases = phases_to_finish(job.spec, status)
         deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
-    # 4. Observe: read the children, and add what memory holds about their pods.
+    # 4. Observe: read the children, and add the reports, termination messages and sightings of their pods.
     observed = await observe(
         deps.api,
         deps.report_store,
@@ -317,7 +317,7 @@ class _PlanExecutor:
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
-            # Before every effect: if a later stage is invalid, nothing has been changed for it.
+            # Before every effect: if a later stage is rejected, nothing has been changed yet.
             await dry_run(self.api, wanted.dry_run)
             # Before the creation: a rejected creation (by a quota, for instance) must not keep pods from being stopped,
             # and pods that end make room. Names do not depend on this order: no child is created while a pod of an
@@ -396,8 +396,8 @@ class _PlanExecutor:
         raise StatusRejected(rejection)
 
     async def _apply_status(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
-        # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
-        # that name: the API server writes a status without comparing uids.
+        # With resourceVersion, the write conflicts if the job was changed after it was read, or if another job has its
+        # name: the API server does not compare uids when it writes a status.
         name, namespace = self.metadata.name, self.metadata.namespace
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}

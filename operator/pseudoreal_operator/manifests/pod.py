@@ -161,7 +161,8 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
             "securityContext": {
                 "runAsNonRoot": True,
                 **settings.pod_ids,
-                # Changing owners that are right already takes minutes on a volume of checkpoints.
+                # By default, each start sets the owners of all files again, which takes minutes on a volume of
+                # checkpoints.
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },

@@ -82,7 +82,7 @@ def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
     terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
     terms += f" {phase.workers}" if phase.elastic else ""
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    # The gang includes the spare pods: with room for fewer, spare pods might get the nodes of workers.
+    # The gang includes the spare pods: if there was room for fewer pods, spare pods might get the nodes of workers.
     gang = _gang(policy, name, phase.workers + phase.spares, seconds, priority)
     return replace(gang, spec=gang.spec | tiers)
 

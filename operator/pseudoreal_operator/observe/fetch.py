@@ -45,7 +45,7 @@ async def observe(
     """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
     the bounds; other objects beyond the bounds are skipped, whatever their labels."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
-    # Jobs come first: if a Job has ended, its pods, which are read later, tell how.
+    # Read Jobs before pods: the pods of an ended Job are then read after its end, and show the outcome.
     found = _Found(uid)
     async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
         if found.is_own(body):

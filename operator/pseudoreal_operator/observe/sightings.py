@@ -24,7 +24,7 @@ class _Field:
     first: datetime
     """Time of the first pass that found the value."""
     before: datetime | None
-    """Time of the previous pass, which found the child without the value; None: there was none."""
+    """Time of the previous pass, if that pass found the child without the value; else None."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Sightings:
     ) -> tuple[list[ChildJob], list[Pod]]:
         """Return the children of the job with bounded times."""
         known = self._jobs.get(job, _LastPass())
-        # Only present children are stored again, so deleted ones are forgotten.
+        # Only present children are stored again, so deleted children are forgotten.
         observed = self._jobs[job] = _LastPass(last=now)
 
         def child(name: str) -> _Child:
