@@ -128,7 +128,8 @@ class ObservedJob:
         return max(0.0, progress.phase_remaining_seconds - (now - said).total_seconds())
 
     def remaining_of_job(self, now: datetime) -> float | None:
-        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too."""
+        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too; None if
+        unknown."""
         own, progress = self.remaining_of_phase(now), self.status.progress
         rate = float(progress.tokens_per_second) if progress and progress.tokens_per_second else 0.0
         if own is None or self.spec is None or self.status.current_phase not in self.phase_names:

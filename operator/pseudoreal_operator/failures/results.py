@@ -162,7 +162,8 @@ def _percent(step: int, total: int) -> int:
 
 
 def _decimal(value: float | None) -> str | None:
-    """Return the number as the status stores it: with four decimals, or with four significant digits if it is large."""
+    """Return the number as the status stores it: with four decimals, or with four significant digits from _LARGE on;
+    None for None."""
     if value is None:
         return None
     return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"

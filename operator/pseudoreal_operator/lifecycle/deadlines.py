@@ -153,7 +153,7 @@ def _is_paused(view: View) -> bool:
 
 def renewed_transition(view: View) -> Transition | None:
     """Return the transition with its deadline counted from now, because its clock stands still while the job is
-    suspended."""
+    suspended; None if there is no transition."""
     if view.status.transition is None:
         return None
     later = view.now + timedelta(seconds=view.spec.delink.timeout_seconds)

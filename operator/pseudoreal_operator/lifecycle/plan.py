@@ -344,8 +344,8 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
 
 
 def placement(view: View) -> Placement | None:
-    """Return the placement of the present execution once the nodes of all its ranks are known; until then the
-    previous one."""
+    """Return the placement of the present execution once the nodes of all its ranks are known; until then the previous
+    placement (None: none was recorded)."""
     known = view.observed.status.placement
     stage = current_stage(view.status.phases)
     if stage is None or stage.kind is not StageKind.TRAIN:

@@ -83,8 +83,8 @@ def _while_starting(view: View) -> NewCondition | None:
 
 
 def _while_hung(view: View) -> NewCondition | None:
-    """Return the condition for a clock that ran out, if spec.hang.action is Report; with other actions a rule has
-    acted already."""
+    """Return the condition for a hung training stage; None if the stage is not hung. Here spec.hang.action is Report:
+    with another action, the rule `stage_hung` has decided already."""
     hang = find_hang(view) if view.stage.kind is StageKind.TRAIN else None
     if hang is None:
         return None

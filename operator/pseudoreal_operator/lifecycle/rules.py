@@ -477,7 +477,8 @@ def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision
 
 
 def _origin(view: View, pod: Pod | None) -> Pod | None:
-    """Return the pod in which a fault began: `pod`, or the pod of the rank that its termination message blames."""
+    """Return the pod in which a fault began: the pod of the rank that the termination message of `pod` blames, else
+    `pod`."""
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else view.pod_of_rank(suspect) or pod

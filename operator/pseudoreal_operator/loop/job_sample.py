@@ -89,8 +89,8 @@ def _ended_phases(status: PseudoRealJobStatus) -> Iterator[tuple[str, datetime, 
 
 
 def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
-    """Return the time of the newest checkpoint or the start of the execution, whichever is later: training that an
-    earlier execution lost is lost already."""
+    """Return the time of the newest checkpoint, or the start of the execution if that is later: training that an
+    earlier execution lost is lost already. None if the job does not train."""
     if status.state != "Training":
         return None
     saved = status.checkpoint.saved_time if status.checkpoint else None

@@ -247,7 +247,7 @@ class WorkQueue(Generic[Key]):
         return wait
 
     def _backoff_after(self, key: Key, error: Exception) -> float | None:
-        """Count a failure; return the seconds until the next pass."""
+        """Count a failure; return the seconds until the next pass, or None: no pass until the key is added again."""
         self._failures[key] += 1
         try:
             pause = self._failed(key, error, self._failures[key])

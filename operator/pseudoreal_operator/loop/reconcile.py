@@ -104,11 +104,11 @@ class Callbacks:
     """Callbacks of a pass over a job."""
 
     requeue: Callable[[float], None]
-    """Requests a pass, due after so many seconds; may be called at any time."""
+    """Called with seconds: requests a pass after this delay. May be called at any time."""
     status_written: Callable[[Json], None]
-    """Receives the job after a status write, so that the watch event of this write causes no pass."""
+    """Called with the job after a status write, so that the watch event of this write causes no pass."""
     children_listed: Callable[[int], None] = lambda _: None
-    """Receives the number of children that were listed."""
+    """Called with the number of listed children."""
 
 
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
@@ -245,7 +245,8 @@ async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: date
 
 
 def _delay_of_ended_job(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
-    """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
+    """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do; None: wait
+    for a change."""
     if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
     executor.deps.forget(*executor.key)
@@ -330,7 +331,7 @@ class _PlanExecutor:
         return None
 
     async def apply_without_children(self, wanted: Plan) -> float | None:
-        """Apply a plan that creates no children; return the seconds until the next pass."""
+        """Apply a plan that creates no children; return the seconds until the next pass (None: wait for a change)."""
         await self._stop_and_delete(wanted)
         await self.write_status(wanted)
         return wanted.requeue_after

@@ -43,7 +43,7 @@ class _Child:
 
     def bounded(self, name: str, reported: str | None, earliest: datetime | None = None) -> str | None:
         """Return the reported time, bounded. Upper bound: the first pass that found the time. Lower bounds: `earliest`,
-        and the pass before the first one."""
+        and the pass before the first one. None if there is no reported time."""
         found = self.field(name, reported or "")
         if not reported:
             return reported
@@ -51,7 +51,8 @@ class _Child:
         return _between(reported, max(known, default=None), found.first)
 
     def bounded_end(self, pod: Pod) -> str | None:
-        """Return the deletion deadline of a pod, bounded: its grace period started between two passes."""
+        """Return the deletion deadline of a pod, bounded: its grace period started between two passes. None if the pod
+        is not being deleted."""
         found = self.field("leaves", pod.deletion_deadline or "")
         if not pod.deletion_deadline or pod.grace_seconds is None:
             return pod.deletion_deadline

@@ -130,8 +130,8 @@ class Pod:
     has_run: bool = True
     """Whether any container of the pod has ever run."""
     ended: str | None = None
-    """Time at which a pass first saw that the pod had failed, in RFC 3339. Set only if Kubernetes reports no time of
-    the failure."""
+    """Time at which a pass first saw that the pod had failed, in RFC 3339. None: the pod has not failed, or Kubernetes
+    reports the time of the failure."""
 
     @property
     def is_alive(self) -> bool:
