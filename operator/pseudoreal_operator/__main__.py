@@ -1,4 +1,4 @@
-"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz.
+"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at /healthz, by default at port 8080.
 
 Every operator watches; only the holder of the Lease makes reconcile passes and receives the pods' reports.
 """

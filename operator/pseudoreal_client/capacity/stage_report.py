@@ -161,7 +161,7 @@ def _names(nodes: Sequence[str]) -> str:
 def traffic_levels(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[TrafficLevel]:
     """Return the levels over which the pods are spread, widest first.
 
-    With a topology, workers are numbered like the pods number themselves (`worker_order`).
+    With a topology, workers are numbered as the pods do it (`worker_order`).
     """
     places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
     order = worker_order(places, mesh, flows) if topology else range(len(places))

@@ -1,7 +1,7 @@
 """Identity of a reporting pod: the pod that a service-account token was issued for, and its job.
 
-The API server confirms the identity in a TokenReview. The claims of the token itself are only used to share out the
-reviews and, after a review, to tell how long its result holds.
+The API server confirms the identity in a TokenReview. The claims of the token itself only decide which share of the
+reviews is used and, after a review, how long its result is used.
 """
 
 import hashlib

@@ -300,8 +300,8 @@ def avoided_node_events(view: View, status: PseudoRealJobStatus) -> Iterator[Eve
 
 
 def _failed_at(view: View) -> datetime:
-    """Return when the first pod failed. The backoff starts at this time, so neither pods that end slowly nor an
-    absence of the operator prolongs it."""
+    """Return the time at which the first pod failed; now if no pod has failed. The backoff starts at this time, so
+    neither pods that end slowly nor an absence of the operator prolongs the backoff."""
     failed = [pod for pod in view.pods if pod.phase is PodPhase.FAILED]
     ends = [pod.termination.finished for pod in failed if pod.termination and pod.termination.finished]
     ends = ends or [end for end in (*(pod.ended for pod in failed), view.job.ended if view.job else None) if end]

@@ -208,8 +208,8 @@ def pod_stuck(view: View) -> Decision | None:
 
 
 def worker_missing(view: View) -> Decision | None:
-    """End the execution when a pod is missing without a termination message, for instance together with its node,
-    and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
+    """End the execution when a pod is missing without a termination message, for instance together with its node, and a
+    peer lost its connection to the pod. The peer has ended, or waits in vain to restart its ranks in place."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.missing_workers:
         return None
     if view.job.queued:

@@ -1,8 +1,8 @@
 """Event router: decides which watch events of jobs and of their children need a reconcile pass.
 
 Most events of a job are the echo of the operator's own status writes; most events of a child are bookkeeping of the Job
-controller: pod counts, finalizers. The router keeps a summary of each job and a hash of each child. It only decides
-whether a pass is made: a pass reads every object again, so a stale summary or hash cannot mislead it.
+controller: pod counts, finalizers. The router keeps a summary of each job and a hash of each child. A stale summary or
+hash cannot mislead a pass: the router only decides whether a pass is made, and a pass reads every object again.
 """
 
 from collections.abc import Mapping

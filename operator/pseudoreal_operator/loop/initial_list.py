@@ -1,8 +1,8 @@
 """The initial list of all jobs, when the operator starts: a few long lists instead of separate requests by thousands of
 passes.
 
-A job for which nothing is to be done is idle, and needs no pass until it changes. Nothing is written on the basis of
-these lists: if anything is to be done, a pass reads the job again.
+A job with nothing to do is idle, and needs no pass until it changes. Nothing is written on the basis of these lists: if
+anything is to be done, a pass reads the job again.
 """
 
 import asyncio

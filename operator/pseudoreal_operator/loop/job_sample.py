@@ -1,7 +1,7 @@
 """One version of a job for the metrics, and the events between two versions. Pure.
 
-The watch reports every version that is stored, so the events follow from the state of the cluster, no matter which of
-the operator's requests were lost or repeated.
+The events follow from the stored versions of a job, as the watch reports them. So it does not matter which of the
+operator's requests were lost or repeated.
 """
 
 from collections.abc import Iterator

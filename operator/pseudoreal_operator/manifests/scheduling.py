@@ -1,7 +1,7 @@
 """Requests of a job to the queue and to the scheduler: labels of its Jobs, PodGroups, and the matching fields of pods.
 Pure.
 
-The operator sets whether a Job is suspended only at its creation; afterwards only the queue does.
+The operator decides only at the creation of a Job whether the Job is suspended; afterwards only the queue decides.
 """
 
 from dataclasses import dataclass, field, replace
@@ -88,8 +88,8 @@ def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
 
 
 def _tiers(topology: Topology) -> Json:
-    """Return the topology of a Volcano group. Volcano names a tier of nodes that share a label by the label's key;
-    in soft mode it goes from the lowest tier up by itself."""
+    """Return the topology of a Volcano group. Volcano names a tier of nodes that share a label by the label's key; in
+    soft mode Volcano goes from the lowest tier up by itself."""
     if topology.required is None:
         return {"networkTopology": {"mode": "soft"}}
     return {"networkTopology": {"mode": "hard", "highestTierName": topology.required}}

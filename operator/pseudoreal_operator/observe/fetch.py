@@ -42,8 +42,8 @@ async def observe(
     now: datetime,
     listed: Callable[[int], None] = lambda _: None,
 ) -> Observed:
-    """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
-    the bounds; other objects beyond the bounds are skipped, whatever their labels."""
+    """Read a job's children. `listed` is called with the number of objects read. Raises Unreadable for a child of the
+    job that is beyond the bounds; other objects beyond the bounds are skipped, whatever their labels."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Read Jobs before pods: the pods of an ended Job are then read after its end, and show the outcome.
     found = _Found(uid)

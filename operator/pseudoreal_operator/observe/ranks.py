@@ -58,8 +58,8 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(text: str) -> Iterator[int]:
-    """Yield the numbers of a text of ranges, at most MOST_NUMBERS. Malformed parts are ignored, because others than
-    the operator may have written the status."""
+    """Yield the numbers of a text of ranges, at most MOST_NUMBERS. Malformed parts are ignored, because other clients
+    may have written the status."""
     matches = filter(None, map(_RANGE.fullmatch, text.split(",")))
     numbers = (range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches)
     yield from islice(chain.from_iterable(numbers), MOST_NUMBERS)

@@ -1,8 +1,9 @@
 """Times that other machines report, bounded by what the operator itself has observed. In memory only.
 
-A node reports when a container ended, the API server when a pod is to be gone, the Job controller when a Job ended.
-Their clocks may be hours off. A value that a pass finds for the first time was set before that pass, and after the last
-pass that did not find it. Without such passes, as after the operator's start, reported times are trusted.
+A node reports when a container ended, the API server when the grace period of a deleted pod ends, the Job controller
+when a Job ended. The clocks of these machines may be hours off. A value that a pass finds for the first time was set
+before that pass, and after the last pass that did not find it. Without such passes, as after the operator's start,
+reported times are trusted.
 """
 
 from collections.abc import Iterable

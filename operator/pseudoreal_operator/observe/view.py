@@ -348,7 +348,7 @@ class View:
 
     def _is_kept_by_sidecars_only(self, job: ChildJob) -> bool:
         """Return whether no trainer of the Job is alive and only sidecars keep its pods: the Job controller counts such
-        pods as running. The caller has excluded that all workers succeeded."""
+        pods as running. Call it only if some worker has not succeeded."""
         left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_kept_by_sidecar(job)
 
