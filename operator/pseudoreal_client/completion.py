@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 from pseudoreal_trainer.cli.command import main as command
 
 _FILES, _NO_FILES = 0, 4
-"""Cobra's ShellCompDirectiveDefault and ShellCompDirectiveNoFileComp."""
+"""Directives of cobra: ShellCompDirectiveDefault, which completes files, and ShellCompDirectiveNoFileComp."""
 
 
 def main() -> None:

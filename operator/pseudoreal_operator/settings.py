@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 REPORT_PORT = 8443
 USER = 10001
-"""Id of the user in both images."""
+"""User id in the images of the operator and of the trainer."""
 FILE_BYTES = 64 * 1024
 """Maximum size of a file that goes into each training pod: the file is an annotation there, and the API server
 accepts at most 256 KiB of annotations together."""

@@ -60,7 +60,7 @@ class Fit:
     now: dict[str, int]
     ever: dict[str, int]
     obstacles: dict[str, str] = field(default_factory=dict)
-    """Node -> why none of the pods fits there now; some may fit on the empty node."""
+    """Node -> reason why no pod fits there now; pods may fit if the node is empty."""
     domains: dict[str, str] = field(default_factory=dict)
     """Node -> its topology domain; empty without a topology."""
     is_in_one_domain: bool = False
@@ -111,7 +111,7 @@ class Fit:
 
 
 def fit(nodes: Sequence[Node], pods: PodSet) -> Fit:
-    """Return the room of the nodes for the pods."""
+    """Return how many of the pods fit on each node."""
     now: dict[str, int] = {}
     ever: dict[str, int] = {}
     obstacles: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`pseudoreal watch`: a screen on a terminal, else a line whenever something changes, as `submit --wait` prints too."""
+"""`pseudoreal watch`: a screen on a terminal; elsewhere, and for `submit --wait`, a line for each change."""
 
 import time
 from dataclasses import dataclass, field

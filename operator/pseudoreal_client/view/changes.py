@@ -19,7 +19,7 @@ _NOT_STARTED = ("Pending", "Delinking")
 @dataclass(frozen=True)
 class Change:
     spec: Json
-    """Changed fields of the spec."""
+    """Field of the spec -> new value."""
     effect: str
     """Sentence on the effect, printed after the patch."""
 

@@ -22,7 +22,7 @@ LEAST_CUT_JOBS = 2
 SOON_SECONDS = 1.0
 """Seconds until a job is queued again after a pod has begun or ended its steps."""
 PROGRESS_SECONDS = 10.0
-"""Seconds until a job is queued again after progress: as often as progress is written."""
+"""Seconds until a job is queued again after progress. The status is written at the same interval."""
 REQUEUES_PER_SECOND = 20.0
 """Passes requested per second for all jobs together, after progress and after first reports of training pods. The more
 jobs there are, the longer each pass waits."""
@@ -57,9 +57,9 @@ class _RankZeroPod:
     reporter: ReportingPod
     since: datetime
     log_read_at: datetime | None = None
-    """Time at which its log was last read; None: never."""
+    """Time at which the pod's log was last read; None: never."""
     last_progress: ProgressReport | None = None
-    """Newest progress in the log at that time; None: there was none."""
+    """Newest progress in the log when last read; None: the log had no progress, or was never read."""
 
     def log_is_due(self, last_report: LastReport | None, now: datetime) -> bool:
         """Return whether the pod is silent and its log was not read recently."""
@@ -75,13 +75,13 @@ class _RankZeroPod:
 class _Followed:
     requeue: Callable[[float], None] = _queue_nothing
     finish: frozenset[str] = frozenset()
-    """Names of the phases that are to end now."""
+    """Names of the phases that are to end now, at the user's request."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Execution -> membership in the stored status."""
     last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
-    """Time at which the last report of any pod of the job arrived; None: no report has."""
+    """Time of the newest report of any pod of the job; None: no report has arrived."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
 
@@ -249,7 +249,7 @@ class ReportStore:
         )
 
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
-        """Return the answer to a stored report, and note whether it requests that the pod finish its phase."""
+        """Return the answer to a stored report. Record if the answer tells the pod to finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
         finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
         if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:

@@ -125,7 +125,8 @@ def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod
 
 
 def _requested_at(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
-    """Return when the pod was requested, a lower bound for all of its times; None if the status does not have it."""
+    """Return the time at which the pod was requested: a lower bound for all times of the pod; None if the status does
+    not have this time."""
     is_newest = pod.execution.number == status.execution and status.execution_time
     return clock.from_text(status.execution_time) if is_newest and status.execution_time else None
 

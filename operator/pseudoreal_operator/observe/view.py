@@ -110,12 +110,12 @@ class Pod:
     conditions: frozenset[str] = frozenset()
     """Types of the pod's conditions that are True."""
     reason: str = ""
-    """Kubernetes' reason for the state of the pod as a whole."""
+    """Kubernetes' reason for the state of the pod as a whole; empty: no reason."""
     complaint: str = ""
-    """`reason` with Kubernetes' message."""
+    """Kubernetes' reason and message for the state of the pod as a whole; empty: neither."""
     blocker: Blocker | None = None
     memory_limit: str = ""
-    """Memory limit of the trainer container, as written in the pod."""
+    """Memory limit of the trainer container, as a Kubernetes quantity; empty: no limit."""
     workers: int = 0
     """Number of workers of the pod's execution, from the pod's environment; 0 for a delink."""
     deletion_deadline: str | None = None
@@ -180,7 +180,7 @@ class LastReport:
     progressed: datetime | None = None
     """Time at which the pod's steps were last seen to grow, or a save was last seen in progress; None: never."""
     log_unchanged: datetime | None = None
-    """Time at which the log of the silent pod was last read and was the same as before; None: never."""
+    """Time of the last reading of the silent pod's log without new progress; None: never."""
     told_to_finish: bool = False
     """Whether an answer to a report has told the pod to end its phase."""
 
@@ -219,7 +219,7 @@ class Observed:
     non_worker_reports: tuple[LastReport, ...] = ()
     """Reports of pods that are not workers."""
     silent_since: datetime | None = None
-    """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
+    """Start of the silence of all running pods; None: reports arrive, or the silence is short."""
     has_reported: bool = False
     """Whether any running pod of the job has reported since it started."""
     path_is_cut: bool = False
@@ -369,7 +369,7 @@ class View:
 
     @property
     def missing_workers(self) -> list[int]:
-        """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
+        """Numbers of the workers without a pod; empty if the operator has failed the Job."""
         if self.job is None or self.job.failed_by_operator:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})

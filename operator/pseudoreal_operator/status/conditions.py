@@ -114,7 +114,7 @@ def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 
 
 def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status without its texts, and without values from pods that no decision needs."""
+    """Return the status without its texts, progress, placement, layouts and losses. No decision needs these values."""
     known = without_texts(status)
     phases = [
         phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
@@ -134,7 +134,7 @@ def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
 
 
 def sentence_for(text: str) -> str:
-    """Return the sentence that stands in place of a text."""
+    """Return the sentence that replaces a rejected text."""
     return f"{_REJECTED_TEXT}; the operator's log shows it as text {_digest(text)}."
 
 

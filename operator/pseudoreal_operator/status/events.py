@@ -21,7 +21,7 @@ from pseudoreal_operator.untrusted_text import shorten
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000
 _MESSAGE_BYTES = 1024
-"""Kubernetes' limit for an event with an eventTime."""
+"""Maximum bytes of a message: Kubernetes' limit for events with an eventTime."""
 _DETAIL_CHARACTERS = 60
 
 
