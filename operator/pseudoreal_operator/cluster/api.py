@@ -66,7 +66,7 @@ log = structlog.get_logger()
 
 
 class Name(NamedTuple):
-    """Namespace and name of a job. A later job may have the same name; a pass tells them apart by uid."""
+    """Namespace and name of a job. A later job may have the same name; a pass tells the jobs apart by uid."""
 
     namespace: str
     name: str

@@ -43,7 +43,7 @@ class Unreadable(ValueError):
 
 
 class Stream(Protocol):
-    """A stream of bytes, such as the content of an answer."""
+    """A stream of bytes, such as the content of a response."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
 

@@ -56,7 +56,7 @@ _GONE = 410
 _MOST_PAUSE_SECONDS = 10.0
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
 _SPEC = ("cleanUp", "deadlines")
-"""Fields of a job's metadata and spec that kopf receives; it receives the status as a whole."""
+"""Fields of a job's metadata and spec that kopf receives; kopf also receives the whole status."""
 
 log = structlog.get_logger()
 

@@ -46,8 +46,8 @@ class Certificate:
         changed: Callable[[str], None] = lambda _: None,
         clock: Clock = time.time,
     ) -> None:
-        """`host`: name by which pods know the endpoint; None: no pod reports. `changed` receives the CAs that pods
-        of new executions are to trust."""
+        """`host`: name by which pods know the endpoint; None: no pod reports. `changed` is called with the CAs for pods
+        of new executions."""
         self._files, self._host, self._changed, self._clock = files, host, changed, clock
         self._content = _read_files(files)
         self.context = _load_context(files)

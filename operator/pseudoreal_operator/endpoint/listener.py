@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 class Listener:
-    """The listening socket and its connections: unauthenticated ones, and at most one per pod."""
+    """The listening socket and its connections: unauthenticated connections, and at most one connection per pod."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         # Applies to all later TLS connections of the process, including connections to the API server.
@@ -64,7 +64,7 @@ class Listener:
         self._turns: dict[UnauthenticatedConnection, asyncio.Future[None]] = {}
         """Connections that wait for their handshakes -> future of their turn."""
         self._handshake_requested = asyncio.Event()
-        """Set when a connection may have a handshake."""
+        """Set when another handshake may start."""
         self._authenticating: dict[RequestHandler, asyncio.Future[None]] = {}
         """Unauthenticated connections -> future that a valid token resolves."""
         self._reporters: OrderedDict[ReportingPod, RequestHandler] = OrderedDict()
@@ -74,7 +74,7 @@ class Listener:
 
     @asynccontextmanager
     async def listen(self, server: web.Server, port: int) -> AsyncIterator[int]:
-        """Listen, and hand accepted connections to `server`. Yield the port; a free one if `port` is 0."""
+        """Listen, and hand accepted connections to `server`. Yield the port in use. `port` 0: a free port."""
         with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))

@@ -128,7 +128,7 @@ async def serve_reports(reports: Reports, certificate: Certificate, port: int) -
 
 @asynccontextmanager
 async def run_endpoint(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
-    """Start the endpoint. Yield its port; a free one if `port` is 0."""
+    """Run the endpoint in this context. Yield the port in use. `port` 0: a free port."""
     listener = Listener(tls)
     served = make_application(reports, listener)
     # aiohttp logs a traceback for each client that sends something other than HTTP.

@@ -66,7 +66,8 @@ class UnauthenticatedConnections:
         return len(self._all)
 
     def admit(self, connection: UnauthenticatedConnection) -> bool:
-        """Add a new connection, for which others may be closed; return whether it may stay."""
+        """Add a new connection, and close old connections beyond the limits. Return False if the rate limit rejects the
+        new connection."""
         if not self._is_within_rate(connection):
             return False
         self._all[connection] = None
@@ -137,7 +138,7 @@ class UnauthenticatedConnections:
 
 
 class _AddressesBySize:
-    """Addresses by their number of connections."""
+    """Addresses by their number of connections, to find the address with the most connections."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}

@@ -41,7 +41,7 @@ def with_result(
 
 
 def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> PseudoRealJobStatus:
-    """Return the status with the newest checkpoint in the pods' termination messages, however the pods ended."""
+    """Return the status with the newest checkpoint in the pods' termination messages, even if the pods failed."""
     checkpoint = status.checkpoint
     for pod in pods:
         if pod.termination and pod.termination.message:

@@ -62,7 +62,7 @@ def abandon_stuck_pods(view: View) -> Decision | None:
 
 
 def scale_up(view: View) -> Decision | None:
-    """Try all workers again when an elastic phase has trained with fewer for long enough."""
+    """Try all workers again when an elastic phase has trained with fewer workers for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
         return None

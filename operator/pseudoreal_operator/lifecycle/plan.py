@@ -63,7 +63,7 @@ PROGRESS_SECONDS = 10.0
 """Minimum seconds between two status writes that change nothing but progress."""
 _MOMENT_SECONDS = 0.1
 KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
-"""Number of ended Jobs that a running job keeps for their pods' logs, by outcome."""
+"""Outcome -> number of ended Jobs that are kept for the logs of their pods while the job runs."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def change_events(view: View, condition: NewCondition) -> tuple[Event, ...]:
 
 
 def preemption_events(view: View) -> Iterator[Event]:
-    """Yield the event that a queue takes running pods back, in the first pass that observes it."""
+    """Yield the event Preempted in the first pass that observes a queue taking running pods back."""
     since = view.status.queued_since
     if since is None or view.observed.status.queued_since is not None or not view.observed.status.replicas.ready:
         return

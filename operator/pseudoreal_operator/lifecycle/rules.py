@@ -228,7 +228,7 @@ def execution_failed(view: View) -> Decision | None:
 
 
 def child_job_deleted(view: View) -> Decision | None:
-    """Start a new execution when the status says that the present one began and its Job does not exist."""
+    """Start a new execution when the status says that the present execution has started, but its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
     return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))

@@ -36,7 +36,7 @@ class JobSummary(NamedTuple):
 
 
 class EventRouter:
-    """Requests a pass for each watch event of a job or a child that changes anything that a pass reads."""
+    """Requests a pass for each watch event that changes a job or a child in a field that a pass reads."""
 
     def __init__(self, queue: WorkQueue[Name]) -> None:
         self._queue = queue

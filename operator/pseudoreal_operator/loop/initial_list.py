@@ -59,7 +59,7 @@ class _Children:
 
 
 async def find_idle_jobs(deps: Dependencies, requeue: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
-    """Return the idle jobs. `requeue` requests a pass over a job, due after so many seconds."""
+    """Return the idle jobs. `requeue`: called with the name of a job and a delay in seconds, to request a pass."""
     idle: dict[Name, IdleJob] = {}
     for namespace in deps.settings.namespaces or (None,):
         children = await _children(deps, namespace)

@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 class JobsWatch:
-    """kopf's watch of the jobs. `run` starts it and keeps it running."""
+    """kopf's watch of the jobs. `run` starts kopf, and restarts it whenever it ends."""
 
     def __init__(self, loop: Loop, settings: Settings) -> None:
         self._loop, self._settings = loop, settings

@@ -43,7 +43,7 @@ Json = dict[str, Any]
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
 RESYNC_SECONDS = 36_000.0
-"""Seconds after which a job is reconciled although nothing changed, in case a change was missed."""
+"""Maximum seconds between two passes over a job without changes, in case a change was missed."""
 _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
 """Number of children that a pass may list without a pause afterwards, and seconds of pause for each further child. A
 job of 10,000 pods is listed about every ten seconds at most."""
@@ -272,7 +272,7 @@ def _log_failure(name: Name, error: Exception, failures: int) -> Backoff:
 
 
 def code_of(error: Exception) -> str:
-    """Return the label under which a failed pass is counted."""
+    """Return the metric label of a failed pass: the HTTP status, NO_ANSWER or internal."""
     if isinstance(error, ApiException):
         return str(error.status)
     return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"

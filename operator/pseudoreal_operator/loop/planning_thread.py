@@ -108,7 +108,7 @@ class _WorkerThread:
         return answer
 
     def end(self) -> None:
-        """End the thread as soon as it executes Python code, whatever it does."""
+        """End the thread at its next Python instruction, even in the middle of a computation."""
         self._tasks.put(None)
         self._interrupt()
 

@@ -369,7 +369,7 @@ class View:
 
     @property
     def missing_workers(self) -> list[int]:
-        """Numbers of the workers without a pod; empty if the operator has failed the Job."""
+        """Numbers of the workers without a pod; empty if there is no Job, or if the operator has failed the Job."""
         if self.job is None or self.job.failed_by_operator:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
