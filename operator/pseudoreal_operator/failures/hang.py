@@ -145,8 +145,8 @@ def _hang(view: View, over: _Clock) -> Hang:
 
 
 def _suspected_ranks(view: View) -> list[int]:
-    """Return the suspected ranks, the most suspect first. While some pods report, only pods that fell silent or never
-    reported are suspected: they cannot even report that they wait."""
+    """Return the suspected ranks, the most suspect first. If some pods report and others fell silent or never reported,
+    only the silent pods are suspected: they cannot even report that they wait."""
     quiet = [last_report for last_report in view.reporting if _is_silent(view, last_report)]
     # Include pods whose ranks have not begun; exclude deleted pods.
     firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
