@@ -1,6 +1,7 @@
 """`kubectl_complete-pseudoreal`: kubectl runs this program to complete words after `kubectl pseudoreal`.
 
-Its arguments are the words so far; the last one is to be completed. It prints proposals and a directive, like cobra.
+The arguments are the words so far; the last word is to be completed. The output is a list of proposals and a directive,
+in the format of cobra.
 """
 
 import sys
@@ -9,7 +10,7 @@ from click.shell_completion import ShellComplete
 from pseudoreal_trainer.cli.command import main as command
 
 _FILES, _NO_FILES = 0, 4
-"""Cobra's ShellCompDirectiveDefault and ShellCompDirectiveNoFileComp."""
+"""Directives of cobra: ShellCompDirectiveDefault, which completes files, and ShellCompDirectiveNoFileComp."""
 
 
 def main() -> None:

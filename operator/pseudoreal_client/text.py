@@ -8,11 +8,11 @@ NOTHING = "-"
 
 
 def duration(seconds: float) -> str:
-    """Return the two largest units: 93784 seconds -> 1d2h."""
+    """Return a duration in its two largest units: 93784 seconds -> 1d2h."""
     left, parts = max(0, round(seconds)), list[str]()
     for unit, size in _UNITS:
         count, left = divmod(left, size)
-        # After the first unit, a unit with count 0 leaves an empty part, which still counts as one of the two.
+        # After the first unit, a unit with count 0 adds an empty part, which counts as the second unit.
         if count or parts:
             parts.append(f"{count}{unit}" if count else "")
     return "".join(parts[:2]) or "0s"

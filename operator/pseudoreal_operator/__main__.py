@@ -1,4 +1,4 @@
-"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz.
+"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at /healthz, by default at port 8080.
 
 Every operator watches; only the holder of the Lease makes reconcile passes and receives the pods' reports.
 """
@@ -32,7 +32,7 @@ from pseudoreal_operator.tasks import background_task
 
 
 async def run(settings: Settings) -> None:
-    """Run the operator. Raises LeaseLost."""
+    """Run the operator until SIGTERM or SIGINT. Raises LeaseLost if another operator takes the Lease."""
     ending = _catch_signals()
     report_store, counters = ReportStore(), OperatorCounters()
     REGISTRY.register(counters)
@@ -153,7 +153,8 @@ def configure_logs() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # A line for each request of a probe, each watch event, and each loop that ends when it should, is noise.
+    # Routine lines are noise: a line for each request of a probe, each watch event, and each loop that ends as
+    # intended.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("kopf.activities.probe").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)

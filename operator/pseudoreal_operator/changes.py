@@ -56,7 +56,7 @@ class StatusFields(TypedDict, total=False):
 
 
 class Result(TypedDict, total=False):
-    """Fields that a phase gets at its end."""
+    """Fields of a phase that are set at its end."""
 
     completion_time: str | None
     end_checkpoint: str | None
@@ -68,7 +68,7 @@ class Result(TypedDict, total=False):
 
 
 class PhaseFields(Result, total=False):
-    """All fields of a phase but its name."""
+    """All fields of a phase except its name."""
 
     state: str
     start_time: str | None

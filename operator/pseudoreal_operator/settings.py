@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 REPORT_PORT = 8443
 USER = 10001
-"""Id of the user in both images."""
+"""User id in the images of the operator and of the trainer."""
 FILE_BYTES = 64 * 1024
 """Maximum size of a file that goes into each training pod: the file is an annotation there, and the API server
 accepts at most 256 KiB of annotations together."""
@@ -20,7 +20,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 @dataclass(frozen=True)
 class ReportServer:
-    """Endpoint for reports: its port, and the files of a certificate, its key and its CAs."""
+    """Endpoint for reports: port, and paths of the files with its certificate, key and CAs."""
 
     port: int
     certificate: str
@@ -50,9 +50,10 @@ class Settings:
     lease: Lease | None = None
     """Lease to hold; None: no Lease is used, and two operators may run at once."""
     pod_ids: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(POD_IDS, USER))
-    """runAsUser, runAsGroup and fsGroup of training pods, except for those that the cluster chooses."""
+    """Field of the training pods' security context (runAsUser, runAsGroup, fsGroup) -> id. Fields that the cluster
+    chooses are left out."""
     nccl_config: str | None = None
-    """Text of the site's nccl.conf."""
+    """Text of the site's nccl.conf; None: there is none."""
     report_url: str | None = None
     """URL that training pods report to; None: they do not report."""
     report_ca: str | None = None

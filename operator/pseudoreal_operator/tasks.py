@@ -14,7 +14,8 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 @asynccontextmanager
 async def background_task(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Run a task that must not end before the context does; the context cancels it at its end."""
+    """Run a task in this context, and cancel the task at the end. If the task ends earlier, the liveness probe
+    fails."""
     task = asyncio.create_task(coroutine, name=name)
     _tasks.add(task)
     task.add_done_callback(_log_early_end)

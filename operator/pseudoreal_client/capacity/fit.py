@@ -1,4 +1,4 @@
-"""Whether equal pods fit onto nodes, and if not, why. Pure.
+"""Computes whether equal pods fit onto nodes, and the obstacles on each node. Pure.
 
 A node takes as many pods as its scarcest resource allows. Placement constraints beyond one pod per node and the job's
 topology are left to the scheduler.
@@ -52,14 +52,15 @@ class PodSet:
 class Fit:
     """Room for the pods.
 
-    `now` maps each node to the number of pods with room beside the running pods, `ever` to the number on an empty node.
+    `now`: node -> number of pods that fit beside the running pods. `ever`: node -> number of pods that fit on the empty
+    node.
     """
 
     wanted: int
     now: dict[str, int]
     ever: dict[str, int]
     obstacles: dict[str, str] = field(default_factory=dict)
-    """Node -> why none of the pods fits there now; some may fit on the empty node."""
+    """Node -> reason why no pod fits there now; pods may fit if the node is empty."""
     domains: dict[str, str] = field(default_factory=dict)
     """Node -> its topology domain; empty without a topology."""
     is_in_one_domain: bool = False
@@ -83,8 +84,8 @@ class Fit:
 
     @property
     def placement(self) -> dict[str, int]:
-        """Node -> pods, if nodes are filled one after the other. With a topology, the domain with the most room comes
-        first."""
+        """Node -> number of pods, if nodes are filled one after the other. With a topology, the domain with the most
+        room comes first."""
         room, left = self._of_domains(self.now), self.wanted
         order = sorted(room, key=lambda domain: -room[domain])
         placed: dict[str, int] = {}
@@ -110,7 +111,7 @@ class Fit:
 
 
 def fit(nodes: Sequence[Node], pods: PodSet) -> Fit:
-    """Return the room of the nodes for the pods."""
+    """Return how many of the pods fit on each node."""
     now: dict[str, int] = {}
     ever: dict[str, int] = {}
     obstacles: dict[str, str] = {}

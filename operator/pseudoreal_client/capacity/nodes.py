@@ -25,7 +25,7 @@ class Node:
     taints: tuple[Json, ...]
     allocatable: Amounts
     used: Amounts
-    """Sum of the requests of the other pods on the node."""
+    """Resource name -> sum of the requests of the other pods on the node."""
     is_ready: bool = True
     is_cordoned: bool = False
 

@@ -30,7 +30,7 @@ class TrafficLevel:
     """Name of the places in the plural: nodes, or values of a topology key."""
     count: int
     bytes: dict[Exchange, int]
-    """Bytes per step of each kind of exchange."""
+    """Kind of exchange -> bytes per step."""
 
     def line(self) -> str:
         found = [f"{EXCHANGES[exchange]} {readable_bytes(size)}" for exchange, size in self.bytes.items() if size]
@@ -117,8 +117,8 @@ class StageReport:
             yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
 
     def _too_large(self) -> Iterator[str]:
-        """Yield a sentence for each resource, and for the memory of a GPU, of which a pod needs more than any node
-        has."""
+        """Yield a sentence for each resource of which a pod needs more than the largest node has; likewise for the
+        memory of a GPU."""
         for name, amount in sorted(self.pods.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:
@@ -161,7 +161,7 @@ def _names(nodes: Sequence[str]) -> str:
 def traffic_levels(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[TrafficLevel]:
     """Return the levels over which the pods are spread, widest first.
 
-    With a topology, workers are numbered like the pods number themselves (`worker_order`).
+    With a topology, workers are numbered as the pods do it (`worker_order`).
     """
     places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
     order = worker_order(places, mesh, flows) if topology else range(len(places))

@@ -1,7 +1,7 @@
 """Requests of the commands to the API server, JSON in and JSON out. Every failure is a CommandError.
 
-Anyone allowed to write an object decides its size and depth. A list unreadable as a whole is therefore read in smaller
-pages. An unreadable object is reported by name, and all others are shown.
+Anyone allowed to write an object decides its size and depth. So a page of a list that cannot be read is requested again
+with fewer objects. An object that cannot be read is reported by name, and all other objects are shown.
 """
 
 from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ class Api:
     ) -> Iterator[str]:
         """Yield the lines of the trainer container's log as they arrive; the last one may be incomplete.
 
-        `since_seconds` limits the log to lines that are at most so many seconds old.
+        `since_seconds`: maximum age of the lines in seconds.
         """
         options = {"follow": "true"} if follow else {}
         options |= {"tailLines": str(tail)} if tail is not None else {}

@@ -44,7 +44,7 @@ def unreachable(host: str, target: Target, error: Exception) -> CommandError:
 
 
 def error_of_response(status: int, text: str, target: Target, kind: type[R]) -> R | CommandError:
-    """Return the exception for a failed response. `kind` is the class for failures without a class of their own."""
+    """Return the exception for a failed response. `kind`: class of the exception for all other failures."""
     status_body = _read_status(text)
     details: Json = status_body.get("details") or {}
     if status == 401:

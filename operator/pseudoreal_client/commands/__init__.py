@@ -1,4 +1,5 @@
-"""The commands. Each reads objects, calls a pure function of `view`, and prints or sends the result.
+"""Commands for jobs on a cluster. Each command reads objects, calls a pure function of `view`, and prints or sends the
+result.
 
-`trainer/pseudoreal_trainer/cli/command.py` combines them and the local commands into one group.
+`trainer/pseudoreal_trainer/cli/command.py` combines these and the local commands into one group.
 """

@@ -12,7 +12,8 @@ from pseudoreal_client.view.changes import Change
 from pseudoreal_client.view.observed_job import ObservedJob
 
 _TRIES = 10
-"""The operator writes the status every few seconds, so a patch of the object just read rarely conflicts twice."""
+"""Maximum number of attempts to patch a job. The operator writes the status every few seconds, so a patch of the object
+just read rarely conflicts twice."""
 
 
 @click.command()

@@ -47,7 +47,7 @@ class _Reader:
     tail: int | None
     failures: list[CommandError] = field(default_factory=list)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
-    """Reader threads by pod name."""
+    """Pod name -> thread that reads the pod's log."""
 
     def print_once(self, *, previous: bool) -> None:
         job, pods = self._read_pods(previous=previous)

@@ -13,7 +13,7 @@ from pseudoreal_client.cluster.connect import connect
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the cluster options to a command; the command receives a Connection instead of them."""
+    """Add the cluster options to a command; the command receives a Connection instead of the options."""
 
     @wraps(command)
     def connected(cluster: ClusterOptions, **arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""`pseudoreal watch`: a screen on a terminal, else a line whenever something changes, as `submit --wait` prints too."""
+"""`pseudoreal watch`: a screen on a terminal; elsewhere, and for `submit --wait`, a line for each change."""
 
 import time
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class _Watcher:
         return Snapshot(job, executions[-1] if executions else [], self.history, notes, now())
 
     def update_snapshot(self, before: Snapshot) -> Snapshot:
-        """Return the current snapshot; while the cluster does not answer, the previous one with a note.
+        """Return the current snapshot; while the cluster does not answer, the previous snapshot with a note.
 
         Raises CommandError if the job is gone.
         """

@@ -19,7 +19,7 @@ _NOT_STARTED = ("Pending", "Delinking")
 @dataclass(frozen=True)
 class Change:
     spec: Json
-    """Changed fields of the spec."""
+    """Field of the spec -> new value."""
     effect: str
     """Sentence on the effect, printed after the patch."""
 
@@ -29,7 +29,7 @@ class Change:
 
 
 def suspend(job: ObservedJob) -> Change:
-    """Return the patch to suspend the job. Raises CommandError if it has ended, or is suspended already."""
+    """Return the patch to suspend the job. Raises CommandError if the job has ended, or is suspended already."""
     _check_not_ended(job)
     if job.is_suspended:
         raise CommandError(
@@ -39,7 +39,7 @@ def suspend(job: ObservedJob) -> Change:
 
 
 def resume(job: ObservedJob) -> Change:
-    """Return the patch to resume the job. Raises CommandError if it has ended, or is not suspended."""
+    """Return the patch to resume the job. Raises CommandError if the job has ended, or is not suspended."""
     _check_not_ended(job)
     if not job.is_suspended:
         raise CommandError(f"{job.name} is not suspended; its state is {job.status.state}")

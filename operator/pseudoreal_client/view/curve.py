@@ -12,7 +12,7 @@ _END = "┊"
 
 
 def plot(losses: Mapping[int, float], width: int, height: int, ends: Sequence[int] = ()) -> list[str]:
-    """Return lines of `width` characters: `height` lines of curve, then a line with the steps; nothing without losses.
+    """Return lines of `width` characters: `height` lines of curve, then a line with the steps; empty without losses.
 
     A column shows the mean of its losses. `ends` are the last steps of phases.
     """

@@ -24,7 +24,7 @@ _CURVE_LINES = 8
 _CHECKPOINTS = 3
 _BAR = 30
 _OTHER_LINES = 26
-"""Lines of the screen besides the lines of phases and pods."""
+"""Number of lines of the screen besides the lines of phases and pods."""
 _LEAST_PODS = 4
 _COLOURS = {"Training": "green", "Complete": "green", "Failed": "red", "Restarting": "yellow", "Suspended": "yellow"}
 
@@ -86,7 +86,8 @@ def _bars(snapshot: Snapshot) -> list[RenderableType]:
 
 
 def _spans(snapshot: Snapshot) -> Iterator[tuple[str, tuple[int, int], float | None]]:
-    """Yield name, first and last step, and remaining seconds, of the current phase and then of the job."""
+    """Yield name, (start step, end step) and remaining seconds (None: unknown), of the current phase and then of the
+    job."""
     job, name = snapshot.job, snapshot.job.status.current_phase
     assert job.spec is not None, "`_bars` returns early if the spec is unreadable"
     ends = last_steps(job.spec)

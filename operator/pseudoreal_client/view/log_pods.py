@@ -14,9 +14,10 @@ Json = dict[str, Any]
 
 
 def pods_to_read(job: ObservedJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
-    """Return the pods of the newest execution, or of the one before it; with `rank`, only the pod of this rank.
+    """Return the pods of the newest execution, or with `previous` of the execution before. With `rank`, return only the
+    pod of this rank.
 
-    Raises CommandError if there are none.
+    Raises CommandError if there are no such pods.
     """
     executions = job.executions(bodies)
     found = executions[-2:-1] if previous else executions[-1:]

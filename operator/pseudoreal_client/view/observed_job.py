@@ -23,7 +23,7 @@ from pydantic import ValidationError
 Json = dict[str, Any]
 
 _SHOWN = ("Failed", "Complete", "Suspended", "Progressing")
-"""Conditions on the activity of a job, in order of precedence: the first True one is shown, else the last."""
+"""Types of the conditions to show, in order of precedence: the first condition that is True, else Progressing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ObservedJob:
 
     @property
     def unreadable(self) -> str | None:
-        """Why this release cannot read the status; None if it can."""
+        """Sentence on the reason why this release cannot read the status; None if the status can be read."""
         try:
             PseudoRealJobStatus.model_validate(self.body.get("status") or {})
         except ValidationError as error:
@@ -85,7 +85,7 @@ class ObservedJob:
 
     @property
     def reason(self) -> Condition | None:
-        """The condition with the job's activity and its reason."""
+        """Condition to show: the first of _SHOWN that is True, else Progressing; None: the status has neither."""
         return find(self.status, next((kind for kind in _SHOWN if is_true(self.status, kind)), "Progressing"))
 
     def phase(self, name: str | None) -> Phase | None:
@@ -95,7 +95,8 @@ class ObservedJob:
         return next((phase for phase in self.status.phases if phase.name == name), None)
 
     def first_rank(self, pod: Pod) -> int | None:
-        """Return the first rank of a pod; None if only the pods know it, or if the pod has no worker index."""
+        """Return the first rank of a pod; None if the pod has no worker index, or if a topology decides and the status
+        has no placement of the pod."""
         if pod.execution.kind is StageKind.DELINK:
             return 0
         worker = worker_of(self.status, pod)
@@ -127,7 +128,8 @@ class ObservedJob:
         return max(0.0, progress.phase_remaining_seconds - (now - said).total_seconds())
 
     def remaining_of_job(self, now: datetime) -> float | None:
-        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too."""
+        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too; None if
+        unknown."""
         own, progress = self.remaining_of_phase(now), self.status.progress
         rate = float(progress.tokens_per_second) if progress and progress.tokens_per_second else 0.0
         if own is None or self.spec is None or self.status.current_phase not in self.phase_names:
@@ -159,12 +161,12 @@ class ObservedJob:
 
     @property
     def selector(self) -> str:
-        """Label selector for this job's pods only."""
+        """Label selector for the pods of this job's executions."""
         return f"{LABEL_JOB_UID}={self.uid},{LABEL_EXECUTION}"
 
 
 def _tokens(spec: PseudoRealJobSpec) -> list[int]:
-    """Return the tokens of each phase at its maximum length."""
+    """Return the number of tokens of each phase, if each phase ends at its last step."""
     ends = [0, *last_steps(spec)]
     return [
         (ends[i + 1] - ends[i]) * phase.batch.sequences * spec.model.sequence_length

@@ -15,7 +15,7 @@ _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 
 
 def rank_map(job: ObservedJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
-    """Return one line per pod of an execution, with its ranks; nothing without pods.
+    """Return one line per pod of an execution, with the pod's ranks; empty without pods.
 
     If there are more than `most` pods, only `most` are shown, pods that do not run first; a last line counts the rest.
     """
@@ -42,7 +42,8 @@ def _left_out(pods: Sequence[Pod]) -> str:
 
 
 def node_map(job: ObservedJob) -> list[str]:
-    """Return one line per node with ranks, as far as the status has them; nothing before the first placement."""
+    """Return one line per node in the newest recorded placement, with the node's ranks; empty before the first
+    placement."""
     placement = job.status.placement
     if placement is None:
         return []

@@ -1,4 +1,4 @@
-"""One line per job: the rows of `pseudoreal get`, and the line of `watch` where there is no terminal. Pure."""
+"""One line per job: the rows of `pseudoreal get`, and the line of `watch` if the output is no terminal. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ _WIDE = ("READY", "VAL-LOSS", "TOKENS/S", "CHECKPOINT", "SAVED", "REASON")
 
 
 def table(jobs: Sequence[ObservedJob], now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
-    """Return the lines of the table. `namespaces`: the first column is the job's namespace."""
+    """Return the lines of the table. `namespaces`: whether the first column is the job's namespace."""
     heads = (*(("NAMESPACE",) if namespaces else ()), *_HEADS, *(_WIDE if wide else ()))
     return columns([heads, *(_row(job, now, wide=wide, namespaces=namespaces) for job in jobs)])
 

@@ -1,4 +1,4 @@
-"""The API server: requests, watches, credentials, and the Lease by which one operator works at a time.
+"""Access to the API server: requests, watches, credentials, and leader election by a Lease.
 
 Other folders decide which requests are made, and why.
 """

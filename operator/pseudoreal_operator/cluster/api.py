@@ -1,4 +1,4 @@
-"""The few requests that the operator makes, JSON in and JSON out.
+"""Requests of the operator to the API server; objects are plain JSON.
 
 The generated models of the client would reject objects of a newer Kubernetes, so only its transport is used.
 """
@@ -45,37 +45,36 @@ _REQUEST_TIMEOUT = ClientTimeout(total=REQUEST_SECONDS)
 LOG_SECONDS = 5.0
 """Time limit for reading a log: a kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
-"""Maximum bytes of a log that are read: a line may have any length."""
+"""Maximum bytes read of a log, because a line may have any length."""
 _ERROR_BYTES = 2**16
-"""Maximum bytes that are kept of an error's body."""
+"""Maximum bytes kept of the body of an error response."""
 PAGE = 100
-"""Maximum number of objects in one answer. Users decide how large objects are: of large objects, fewer are
-requested."""
+"""Maximum number of objects on a page of a list. Fewer are requested if the objects are large."""
 _LARGER, _SMALLER = 2, 4
-"""Factors of the page size: after a page that could be read, the next page is larger; a page that could not be read is
-requested again with fewer objects."""
+"""Factor of the page size after a page within the bounds, and divisor after a page beyond the bounds. A page beyond the
+bounds is requested again."""
 WATCH_SECONDS = 300
-"""Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end at
-some time."""
+"""Seconds after which the API server ends a watch. The limit also ends connections that a load balancer dropped
+silently."""
 _SILENT_SECONDS = 90.0
-"""Seconds of silence after which a watch counts as dead: it receives something once a minute, at least a bookmark."""
+"""Seconds of silence after which a watch counts as dead. The API server sends a bookmark about once a minute."""
 
 _TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
-"""Start of a line of a watch."""
+"""Start of a line of a watch; group 1 is the type of the change."""
 
 log = structlog.get_logger()
 
 
 class Name(NamedTuple):
-    """Namespace and name of a job. A later job may have the same name; a pass tells them apart by uid."""
+    """Namespace and name of a job. A later job may have the same name; a pass tells the jobs apart by uid."""
 
     namespace: str
     name: str
 
 
 class Api:
-    """Requests to the API server. Every method raises ApiException for an unexpected answer, ClientError or OSError if
-    there is no complete answer, and Unreadable for an answer beyond its bounds."""
+    """Client of the API server. Every method raises ApiException for an error status, ClientError or OSError if no
+    complete response arrives, and Unreadable for a response beyond the bounds."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -85,12 +84,12 @@ class Api:
         return await self.find_within(MOST_BYTES, kind, namespace, name)
 
     async def find_within(self, most: int, kind: str, namespace: str, name: str) -> Json | None:
-        """Return the object, of at most `most` bytes; None if it does not exist."""
+        """Return the object; None if it does not exist. Raises Unreadable if the object has more than `most` bytes."""
         return await self._unless_missing(self._json(kubernetes_requests.get(kind, namespace, name), most))
 
     async def find_metadata(self, kind: str, namespace: str, name: str) -> Json | None:
-        """Return the metadata of an object as far as they are within the bounds (name, namespace, uid and version come
-        first), even if the object itself is beyond them; None if the object does not exist."""
+        """Return the metadata of an object, even if the object is beyond the bounds; None if the object does not exist.
+        Metadata beyond the bounds are cut off after name, namespace, uid and version, which come first."""
         return await self._unless_missing(self._metadata(kubernetes_requests.get(kind, namespace, name)))
 
     async def _metadata(self, request: Request) -> Json:
@@ -114,8 +113,8 @@ class Api:
         skipped: Callable[[Json, Unreadable], None] | None = None,
     ) -> AsyncIterator[Json]:
         """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
-        `name`: only the object of this name. An object beyond the bounds is skipped; `skipped` receives its metadata,
-        as far as they can be read."""
+        `name`: yield only the object of this name. An object beyond the bounds is skipped: `skipped` is called with its
+        readable metadata and the reason."""
         request, size = kubernetes_requests.list_of(kind, namespace, selector, name=name), PAGE
         following: str | None = None
         while following != "":
@@ -134,7 +133,8 @@ class Api:
                     skipped({"metadata": metadata}, reason)
                 continue
             following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
-            # Popped before it is yielded, so that its memory is freed: the consumer may await between two objects.
+            # Pop each object before it is yielded, to free its memory: the consumer may await for long between two
+            # objects.
             items = (page.pop("items", None) or [])[::-1]
             while items:
                 yield items.pop()
@@ -143,11 +143,11 @@ class Api:
         """Return whether a list has the object, even if the object is beyond the bounds."""
         request = kubernetes_requests.list_of(kind, namespace, name=name).page(1, None)
         head = await self._head(request.list_metadata_only())
-        page_head_of(head)  # raises if the answer is no list: otherwise it would read as a list without the object
+        page_head_of(head)  # raises if the answer is not a list; otherwise it would look like a list without the object
         return metadata_of(head) is not None
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
-        """Return the version from which a watch can continue."""
+        """Return the resource version from which a watch can start."""
         request = kubernetes_requests.list_of(kind, namespace, selector).page(1, None)
         head = await self._head(request.list_metadata_only())
         return str(page_head_of(head)["resourceVersion"])
@@ -155,10 +155,10 @@ class Api:
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
     ) -> AsyncIterator[tuple[str, Json]]:
-        """Yield the changes after `version` as (type, object), until the API server ends the watch. Of a bookmark
-        only the version counts; of an object beyond the bounds only the metadata are yielded. `name`: only the
-        object of this name. Also raises ApiException for an error that the API server sends in the stream, and
-        Unreadable for a change whose version cannot be read."""
+        """Yield the changes after `version` as (type, object), until the API server ends the watch. The object of a
+        bookmark has only its version. An object beyond the bounds is yielded with only its metadata. `name`: yield only
+        changes of the object of this name. Also raises ApiException for an error that the API server sends in the
+        stream, and Unreadable for a change whose version cannot be read."""
         request = kubernetes_requests.watch(kind, namespace, selector, version, WATCH_SECONDS, name=name)
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
         answer = await self._send(request, timeout)
@@ -178,11 +178,12 @@ class Api:
         await self._done(kubernetes_requests.merge_patch(kind, namespace, name, patch))
 
     async def create_review(self, review: Json) -> Json:
-        """Post a cluster-scoped review, which the API server answers and does not store; return the answer."""
+        """Post a cluster-scoped review, such as a TokenReview, and return the API server's answer; nothing is
+        stored."""
         return await self._json(kubernetes_requests.review(review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
-        """Create an object. `dry_run`: the API server answers as it would, and stores nothing; it also rejects
+        """Create an object. `dry_run`: the API server checks the object and stores nothing. It then also rejects
         unknown fields, which it would otherwise drop."""
         namespace = manifest["metadata"]["namespace"]
         await self._done(
@@ -192,7 +193,7 @@ class Api:
         )
 
     async def post(self, manifest: Json) -> None:
-        """Create an object; an existing one of this name is left as it is."""
+        """Create an object; do nothing if an object of this name exists."""
         try:
             await self.create(manifest)
         except ApiException as error:
@@ -202,9 +203,9 @@ class Api:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str = "", grace_seconds: int | None = None
     ) -> None:
-        """Delete an object and, in the background, all objects that it owns. No error if the object, or the one with
-        `uid`, does not exist. `grace_seconds`: grace period of a pod, in place of its own. A deletion in progress
-        can only be made shorter."""
+        """Delete an object and, in the background, all objects that it owns. No error if the object does not exist, or
+        has another uid than `uid`. `grace_seconds`: grace period of a pod in seconds, in place of its own. The grace
+        period of a deletion in progress can only be shortened."""
         try:
             await self._done(kubernetes_requests.delete(kind, namespace, name, uid, grace_seconds))
         except ApiException as error:
@@ -227,13 +228,13 @@ class Api:
             return await read_head(response.content)
 
     async def _done(self, request: Request) -> None:
-        """Send a request; only the status of its answer counts."""
+        """Send a request; check the status of the response, and ignore its body."""
         async with (await self._send(request)).response as response:
             await read_head(response.content)
 
     async def _send(self, request: Request, timeout: ClientTimeout = _REQUEST_TIMEOUT) -> Any:
-        """Send a request; return the client's answer with its body unread. Raises ApiException for a status other than
-        2xx."""
+        """Send a request; return the client's response with its body unread. Raises ApiException for a status other
+        than 2xx."""
         sent = await self._client.param_serialize(
             request.method,
             request.path,
@@ -259,8 +260,8 @@ class Api:
 
 
 def kind_of(manifest: Json) -> str:
-    """Return the kind of an object as requests name it: with the API version for a kind that several schedulers
-    have."""
+    """Return the kind by which requests name an object. For PodGroup, which several schedulers define, the API version
+    is added."""
     kind = str(manifest["kind"])
     return f"{kind} {manifest['apiVersion']}" if kind == "PodGroup" else kind
 
@@ -272,7 +273,8 @@ def is_already_exists(error: ApiException) -> bool:
 
 
 def message_of(error: ApiException) -> str:
-    """Return the message that the API server sent, or a webhook through it; else the client's own."""
+    """Return the message of the API server, or of a webhook that it called; without a message, the HTTP status and
+    reason."""
     return sanitize(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 

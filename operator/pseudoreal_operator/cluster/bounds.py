@@ -1,8 +1,8 @@
-"""Bounds on everything that the API server sends: bytes, values and depth of an answer, or of a line of a watch.
+"""Bounds on responses of the API server: bytes, values and depth of a response, or of a line of a watch.
 
 Anyone who may write an object in a namespace decides what the operator has to read. An object beyond the bounds is
-named, counted and left alone; everything else is read. Reading costs little: from at most MOST_BYTES and MOST_VALUES,
-Python makes objects of some 25 MB, in some 20 ms.
+logged, counted and skipped; all other objects are read. The cost of reading is bounded: from MOST_BYTES and
+MOST_VALUES, Python makes objects of about 25 MB, in about 20 ms.
 """
 
 import re
@@ -16,17 +16,17 @@ from pydantic_core import from_json
 Json = dict[str, Any]
 
 MOST_BYTES = 2**21
-"""Maximum bytes of an object, and of a line of a watch: etcd stores 1.5 MiB of one."""
+"""Maximum bytes of an object, and of a line of a watch. etcd stores objects of up to 1.5 MiB."""
 MOST_PAGE_BYTES = 2**22
 """Maximum bytes of a page of several objects."""
 MOST_VALUES = 100_000
-"""Maximum number of values of an object or a page: an empty map takes two bytes on the wire, and a hundred in
+"""Maximum number of JSON values of an object or a page. An empty map takes two bytes of JSON, but about a hundred in
 memory."""
 _DEPTH_WORDS = "recursion limit"
-"""Part of the parser's message about a text that is nested more deeply than its 200 levels."""
+"""Part of the parser's error message for JSON that is nested more than 200 levels deep."""
 
 TOO_LARGE, TOO_MANY_VALUES, TOO_DEEP, NO_JSON = "TooLarge", "TooManyValues", "TooDeep", "NoJson"
-"""Reasons for which an object is not read."""
+"""Reasons why an object is not read."""
 
 _MANAGED_FIELDS = b'"managedFields":'
 _AFTER_METADATA = re.compile(b'"managedFields":|"spec":')
@@ -35,7 +35,7 @@ _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63}
 
 
 class Unreadable(ValueError):
-    """An object or a page is beyond a bound. `reason`: one of the constants above."""
+    """An object or a page is beyond a bound, or is not JSON. `reason`: one of the constants above."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -43,14 +43,14 @@ class Unreadable(ValueError):
 
 
 class Stream(Protocol):
-    """A stream of bytes, such as the content of an answer."""
+    """A stream of bytes, such as the content of a response."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
 @dataclass(frozen=True)
 class Overlong:
-    """A line that is longer than its bound; `head` is its start."""
+    """A line of more than MOST_BYTES. `head`: its first MOST_BYTES."""
 
     head: bytes
 
@@ -90,8 +90,8 @@ async def read_head(stream: Stream) -> bytes:
 
 
 async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
-    """Yield the lines of a stream; of lines that are too long only the start. Bytes after the last line feed belong
-    to a line that was cut off, and are dropped."""
+    """Yield the lines of a stream, without blank ones; Overlong for a line of more than MOST_BYTES. Bytes after the
+    last line feed are dropped: they belong to a line that was cut off."""
     kept, is_overlong = bytearray(), False
     async for chunk in stream.iter_any():
         start = 0
@@ -110,8 +110,8 @@ async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
 
 
 def metadata_of(head: bytes) -> Json | None:
-    """Return the metadata of the (first) object in the start of an object, of a change, or of a list of metadata; None
-    if the start does not hold its name.
+    """Return the metadata of the object in `head`; None if `head` does not contain its name. `head`: start of an
+    object, of a change of a watch, or of a list, in which the first object counts.
 
     Objects of built-in kinds, and metadata alone, are written in the order of their fields: name, namespace, uid and
     version come before everything that users write; the managed fields, which mirror the depth of the object, come

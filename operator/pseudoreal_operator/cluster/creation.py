@@ -1,4 +1,5 @@
-"""Creation of a job's children, first as a dry run. An existing object with the name of a child is never changed."""
+"""Creation of a job's children, for real or as a dry run. An existing object with the name of a child is never
+changed."""
 
 import json
 from base64 import b64encode
@@ -18,17 +19,17 @@ log = structlog.get_logger()
 
 
 class NameConflict(Exception):
-    """An object that does not belong to the job has the name of a child; the text names it."""
+    """An object that does not belong to the job has the name of a child; the message names the object."""
 
 
 class NotServed(Exception):
-    """The cluster does not serve the kind of a child; the text names it."""
+    """The cluster does not serve the kind of a child; the message names the kind."""
 
 
 async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
-    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
-    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job; it
-    applies when a Job is really created."""
+    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first rejected Job; the message
+    names the phase. Rejections with status 403 are ignored, because a quota may be the reason: a quota depends on
+    present objects, and applies when the Job is really created."""
     for manifest in manifests:
         if manifest["kind"] != "Job":
             continue
@@ -48,7 +49,7 @@ def _add_phase(phase: str, rejection: ApiException) -> None:
 
 
 async def create_child(api: Api, manifest: Json) -> None:
-    """Create a child; accept an existing one with the same owner, which another pass created. Raises NameConflict,
+    """Create a child; accept an existing child with the same owner, created by another pass. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
@@ -72,7 +73,7 @@ async def create_child(api: Api, manifest: Json) -> None:
 
 
 def _with_data(manifest: Json) -> Json:
-    """Return the manifest; a Secret with fresh random data, which appears in no plan and in no log."""
+    """Return the manifest. A Secret gets fresh random data here, so that the data appear in no plan and in no log."""
     if manifest["kind"] != "Secret":
         return manifest
     return manifest | {"data": {RENDEZVOUS_SECRET_FILE: b64encode(token_bytes(SECRET_BYTES)).decode()}}
@@ -86,8 +87,8 @@ def _not_served(version: str) -> str:
 
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
-    """Check that the object found is the one wanted. The manifest of a claim that outlives its job names no owner: an
-    existing claim is used, whichever job created it. Raises NameConflict."""
+    """Raise NameConflict if another owner controls the object found. The manifest of a claim that outlives its job
+    names no owner: an existing claim is used, whichever job created it."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return

@@ -21,18 +21,19 @@ class NotLeading(ClientError):
 
 
 def boot_seconds() -> float:
-    """Return the seconds since boot, including the time that the machine was suspended: the Lease expires meanwhile."""
+    """Return the seconds since boot, including suspension of the machine: the Lease also expires during a
+    suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Fence:
-    """The fence around writes, closed at first. `clock` returns seconds."""
+    """The write fence: open until a deadline, closed at first. `clock`: returns the time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
         self._until = -math.inf
         self._last_unanswered = -math.inf
-        """Time at which the outcome of a write last became unknown."""
+        """Time at which a write last ended without an answer, by `clock`; -inf: never."""
 
     def now(self) -> float:
         return self._clock()
@@ -53,14 +54,13 @@ class Fence:
             raise NotLeading("this operator does not hold the Lease, or has not renewed it in time: it writes nothing")
 
     def has_answers_for(self, seconds: float) -> bool:
-        """Return whether no write of the last `seconds` went without an answer. A write without an answer may still
-        arrive."""
+        """Return whether every write of the last `seconds` was answered. A write without an answer may still arrive."""
         return self._clock() - self._last_unanswered >= seconds
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Check the fence before the write in this context, and note when the write ends without an answer. Raises
-        NotLeading."""
+        """Context for one write: check the fence, and record the time if the write ends without an answer. Raises
+        NotLeading if the fence is closed."""
         self.check()
         try:
             yield
@@ -71,14 +71,15 @@ class Fence:
             raise
 
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-        """Middleware around every write."""
+        """Middleware of the client: send reads as they are, and writes inside `track_write`."""
         if request.method in _READS:
             return await send(request)
         with self.track_write():
             return await send(request)
 
     def request_class(self) -> type[ClientRequest]:
-        """Return a class of requests that check the fence once their connection stands."""
+        """Return a request class that checks the fence after its connection is established, right before a write is
+        sent."""
         fence = self
 
         class Fenced(ClientRequest):

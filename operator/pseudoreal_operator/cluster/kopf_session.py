@@ -1,9 +1,9 @@
-"""kopf's connections to the API server: kopf reads only bounded answers about jobs, prepared here.
+"""kopf's connections to the API server. Responses about jobs are bounded and reduced before kopf reads them.
 
-kopf reads an answer as a whole, and a list of jobs may have any size and depth. So kopf's list has no items, only the
-version at which its watch begins: the operator lists the jobs itself, in bounded pages. Each line of kopf's watch is
-parsed within the bounds and passed on with the fields that are used. A line beyond the bounds is dropped, and the
-operator learns of the job in another way.
+kopf reads a response as a whole, and a list of jobs may have any size and depth. So kopf's list has no items, only the
+version at which kopf's watch starts: the operator lists the jobs itself, in bounded pages. Each line of kopf's watch is
+parsed within the bounds and passed on with the fields in use. A line beyond the bounds is dropped, and
+`Contact.unreadable` is called instead.
 
 All parts of kopf and aiohttp that are used are public: kopf's own sessions (AiohttpSession), and aiohttp's middlewares
 and response classes.
@@ -50,12 +50,13 @@ Json = dict[str, Any]
 
 _LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 _MOST_KOPF_BYTES = 2**18
-"""Maximum bytes of a job that kopf receives: it may keep the objects of all jobs at once. A status has far fewer."""
+"""Maximum bytes of a reduced job for kopf, because kopf may hold the objects of all jobs at once. A usual status is far
+smaller."""
 _GONE = 410
 _MOST_PAUSE_SECONDS = 10.0
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
 _SPEC = ("cleanUp", "deadlines")
-"""Fields of a job's metadata and spec that kopf receives; it receives the status as a whole."""
+"""Fields of a job's metadata and spec that kopf receives; kopf also receives the whole status."""
 
 log = structlog.get_logger()
 
@@ -66,15 +67,15 @@ class Contact:
     kopf's thread."""
 
     missed: Callable[[], object]
-    """Called when a watch is about to begin: the watch does not report earlier changes."""
+    """Called before a watch of jobs starts, because the watch does not report earlier changes."""
     unreadable: Callable[[str, str], object]
-    """Called with namespace and name of a job that cannot be read, if they can be guessed."""
+    """Called with the namespace and name of a job beyond the bounds, if both can be guessed."""
     pending_requests: int = 0
-    """Number of requests whose answer has not begun."""
+    """Number of requests that still wait for a response."""
     last: float = field(default_factory=time.monotonic)
-    """Monotonic time of kopf's last request, answer or line of a watch."""
+    """Monotonic time in seconds of kopf's last request, response or line of a watch."""
     watched: frozenset[str] = frozenset()
-    """Paths at which a watch of jobs has begun."""
+    """URL paths of the watches of jobs that have started."""
     has_requested_jobs: bool = False
     failures: int = 0
     """Number of consecutive errors that the API server has sent in watches."""
@@ -121,7 +122,8 @@ def make_session(info: ConnectionInfo, contact: Contact) -> AiohttpSession:
 
 
 class _Response(ClientResponse):
-    """An answer that is read within bounds."""
+    """HTTP response to kopf with a body of at most MOST_BYTES. After `follow`, a response with jobs is reduced to the
+    parts that kopf needs."""
 
     _contact: Contact | None = None
 
@@ -131,8 +133,8 @@ class _Response(ClientResponse):
         return self
 
     def follow(self, contact: Contact) -> None:
-        """Prepare the content for kopf, if this is an answer with jobs: a list without items, or a watch with parts of
-        the jobs."""
+        """Reduce a response with jobs for kopf: a list to its version, a watch to parts of the jobs. Leave other
+        responses unchanged."""
         if not _is_of_jobs(self.url.path):
             return
         self._contact = contact
@@ -141,8 +143,8 @@ class _Response(ClientResponse):
             self.content = _JobChanges(self.content, contact)  # type: ignore[assignment]
 
     async def json(self, **_: Any) -> Any:
-        """Return the parsed body; of a list of jobs only the version. Raises JSONDecodeError for invalid JSON, as
-        kopf expects for errors."""
+        """Return the parsed body; for a list of jobs, a list with its version and no items. Raises JSONDecodeError for
+        a body beyond the bounds or invalid JSON, as kopf expects for error responses."""
         try:
             if self._contact is None:
                 return read_json(await self.content.read())
@@ -155,7 +157,7 @@ class _Response(ClientResponse):
 
 
 class _Content:
-    """A byte stream whose `read` is bounded."""
+    """A byte stream with a bounded `read`."""
 
     def __init__(self, stream: "StreamReader | _Content") -> None:
         self._stream = stream
@@ -167,7 +169,7 @@ class _Content:
         return self._stream.iter_any()
 
     async def read(self, _most: int = -1) -> bytes:
-        """Return all bytes. Raises ClientPayloadError if there are too many."""
+        """Return all bytes. Raises ClientPayloadError if there are more than MOST_BYTES."""
         try:
             return await read_all(self._stream, MOST_BYTES)
         except Unreadable as error:
@@ -175,7 +177,7 @@ class _Content:
 
 
 class _JobChanges(_Content):
-    """Lines of a watch of jobs, as kopf receives them."""
+    """Stream of a watch of jobs; its lines are reduced for kopf."""
 
     def __init__(self, stream: "StreamReader | _Content", contact: Contact) -> None:
         super().__init__(stream)
@@ -217,7 +219,7 @@ class _JobChanges(_Content):
 
 
 def _error_in(change: Any) -> int:
-    """Return the code of the error that a line reports; 0 if it reports a change."""
+    """Return the error code of a line of a watch; 0 if the line reports a change."""
     if not isinstance(change, dict) or change.get("type") != "ERROR":
         return 0
     error = change.get("object")
@@ -225,7 +227,7 @@ def _error_in(change: Any) -> int:
 
 
 def _kopf_change(line: bytes | Overlong) -> Any:
-    """Return the change as kopf receives it. Raises Unreadable."""
+    """Return the change in a line of a watch, reduced for kopf. Raises Unreadable if the line is beyond the bounds."""
     if isinstance(line, Overlong):
         raise Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
     change = read_json(line)

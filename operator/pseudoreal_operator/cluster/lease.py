@@ -1,7 +1,7 @@
 """Leader election: the operator that holds the Lease leads, by the rules and the times of client-go.
 
-A holder that cannot renew the Lease stops writing when its time is over. It continues when it can renew again and no
-other operator held the Lease in between, however long that takes. So an API server that is away ends no operator.
+A holder that cannot renew the Lease stops writing at its deadline. The holder continues after its next renewal, however
+late, if no other operator held the Lease in between. So an outage of the API server ends no operator.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 DURATION_SECONDS = 15.0
 """Seconds without a renewal after which another operator may take the Lease."""
 WRITE_SECONDS = 10.0
-"""Seconds after a renewal for which its holder writes; the requests sent last have the rest of DURATION_SECONDS to
+"""Seconds after a renewal during which the holder may write. The last writes have the rest of DURATION_SECONDS to
 arrive."""
 _REQUEST_SECONDS = 3.0
 _RETRY_SECONDS = 2.0
@@ -42,15 +42,15 @@ _PAUSE_SECONDS = 0.1
 """Seconds between two connections of the watch."""
 _MOST_DURATION_SECONDS = 60.0
 LEADER_LABEL, IS_LEADER = "pseudoreal.dev/leader", "true"
-"""Label of the leader's pod, by which the Service of reports selects it: all operators are ready, but only the leader
-can use the pods' reports."""
+"""Label of the leader's pod. The Service for reports selects by this label: all operators are ready, but only the
+leader can use the pods' reports."""
 
 
 @dataclass(frozen=True)
 class _LeaseVersion:
-    """A version of the Lease. `first_seen`: when this machine first saw it, by its own clock; clocks of other machines
-    are never compared. `term` counts the holders; `seconds`: for how long the holder may be silent, which differs
-    between releases."""
+    """A version of the Lease. `first_seen`: time at which this process first saw the version, by the event loop's
+    clock; clocks of other machines are never compared. `term`: number of changes of the holder. `seconds`: time without
+    a renewal after which the Lease is free; the value may differ between releases."""
 
     version: str
     first_seen: float
@@ -78,8 +78,8 @@ class LeaseLost(Exception):
 
 @asynccontextmanager
 async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None]:
-    """Wait until the Lease is free, and hold it in this context, with the fence open. Raises LeaseLost, after it has
-    cancelled the code inside the context."""
+    """Wait until the Lease is free, and hold it in this context, with the fence open. If another operator takes the
+    Lease, cancel the code inside the context and raise LeaseLost."""
     term = await _acquire(api, lease, fence)
     log.info("lease_acquired", holder=lease.holder, term=term)
     owner = asyncio.current_task()
@@ -106,15 +106,15 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
 
 
 async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
-    """Take the Lease when it is free; return its term. The fence is open from then on."""
+    """Wait until the Lease is free, take it, and open the fence; return the term."""
     seen: _LeaseVersion | None = None
     while True:
         requested_at, before = fence.now(), seen
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 found = await _read(api, lease, seen)
-                # If someone deleted the Lease, its holder may still be alive and create it again: keep the last version
-                # seen.
+                # If someone deleted the Lease, the holder may still be alive and create the Lease again: keep the last
+                # version seen.
                 seen = found or seen
                 if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
                     term = await _take(api, lease, found)
@@ -129,8 +129,8 @@ async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
 
 
 async def _wait(api: Api, lease: Lease, seen: _LeaseVersion) -> _LeaseVersion:
-    """Wait until the Lease may be free, or its watch ends; return the Lease as it was seen last. Raises the errors
-    of the watch."""
+    """Wait until the Lease may be free, or its watch ends; return the newest version seen. Raises the errors of the
+    watch."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(seen.end) as limit:
             async for change, body in api.watch("Lease", lease.namespace, "", seen.version, name=lease.name):
@@ -146,8 +146,8 @@ async def _wait(api: Api, lease: Lease, seen: _LeaseVersion) -> _LeaseVersion:
 
 
 async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
-    """Renew the Lease until cancelled. Raises LeaseLost. The fence counts from the time at which a renewal was sent;
-    other operators count from the later time at which they see it."""
+    """Renew the Lease until cancelled. Raises LeaseLost. The fence's deadline counts from the time at which a renewal
+    is sent; other operators count from the later time at which they see the renewal."""
     LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
@@ -158,7 +158,7 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
         except LeaseLost:
             fence.close()
             raise
-        # Whatever the error is, the fence closes by itself.
+        # Any error can be ignored: without a renewal the fence closes by itself.
         except Exception as error:
             log.warning("lease_renewal_failed", error=f"{type(error).__name__}: {error}", may_write=fence.is_open)
         else:
@@ -167,8 +167,8 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
 
 
 async def _renew_once(api: Api, lease: Lease, term: int) -> int:
-    """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost, even if
-    this operator holds the Lease again after another one held it."""
+    """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost if another
+    operator holds the Lease or has held it in between."""
     # Read before each write, however late the renewal is. The same holder with the same term proves that no other
     # operator led in between, so everything that this operator knows still holds. The holder alone does not prove it:
     # the term counts how often the holder changed.
@@ -261,8 +261,8 @@ def _time() -> str:
 
 
 def _seconds_since(moment: float) -> float:
-    """Return the seconds since a time of time.monotonic, which unlike the loop's clock can be read outside of the loop,
-    as metrics may be."""
+    """Return the seconds since `moment`, a time of time.monotonic. The event loop's clock would not do: metrics may be
+    read outside the loop."""
     return time.monotonic() - moment
 
 

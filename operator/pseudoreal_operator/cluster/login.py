@@ -1,5 +1,5 @@
-"""Both clients of the API server: their credentials, from KUBECONFIG if it is set, else from the pod's service account,
-and the encoding of request bodies.
+"""Credentials of the operator's and kopf's clients, and the encoding of request bodies. Credentials come from
+KUBECONFIG if it is set, else from the pod's service account.
 
 Request bodies are UTF-8 that parsers of JSON and of YAML read alike: server-side apply is sent as
 `application/apply-patch+yaml`. JSON is YAML except for a few characters: YAML has no escapes for surrogates, and some
@@ -24,10 +24,11 @@ from pseudoreal_operator.cluster.kopf_session import Contact, make_session
 _BUFFER_BYTES = 2**16
 """Size in bytes of the buffer in which each connection keeps received data until it is read."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-"""Surrogates. In Python strings they are always unpaired: they stand for no character, and have no UTF-8 encoding."""
+"""Surrogates. In a Python string, surrogates are always unpaired: they stand for no character, and have no UTF-8
+encoding."""
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that are written as \\uXXXX. They occur only inside strings, where both languages read the escape as
-the character."""
+"""Characters to write as \\uXXXX. They occur only inside strings, where JSON and YAML both read the escape as the
+character."""
 
 
 @asynccontextmanager
@@ -47,7 +48,7 @@ async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIt
 
 
 def register_login(registry: kopf.OperatorRegistry, contact: Contact) -> None:
-    """Make kopf log in with the same credentials, and with a session that receives jobs within bounds."""
+    """Make kopf log in with the operator's credentials, over a session that bounds responses with jobs."""
     find = kopf.login_with_kubeconfig if os.environ.get("KUBECONFIG") else kopf.login_with_service_account
 
     # Async, so that kopf calls it in its loop, not in a thread: a session belongs to a loop.
@@ -58,7 +59,7 @@ def register_login(registry: kopf.OperatorRegistry, contact: Contact) -> None:
 
 
 def encode_body(value: Any) -> bytes:
-    """Return a JSON value as the bytes of a body. Raises ValueError for a number that JSON does not have."""
+    """Encode a JSON value as a request body. Raises ValueError for NaN and infinities, which JSON lacks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text = _SURROGATES.sub("\ufffd", text)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

@@ -6,14 +6,14 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 UNAVAILABLE = (ApiException, ClientError, OSError, TimeoutError)
-"""Errors of an API server that rejects, does not answer, or cannot be reached; any other error is a bug of the
+"""Errors if the API server rejects a request, does not answer, or cannot be reached. Any other error is a bug of the
 operator."""
 
 CONFLICT = 409
 _FIRST_SECONDS, _MOST_SECONDS = 1.0, 60.0
 _FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT = 0.1, 5.0
-"""Seconds to wait after a conflict, first and maximum. Another writer changed the object, so a new attempt is made
-soon, but not at that rate forever."""
+"""Seconds to wait after a conflict, first and maximum. The first attempt comes soon, because a conflict only means that
+another writer changed the object."""
 _MOST_RETRY_AFTER = 600.0
 
 
@@ -21,7 +21,7 @@ _MOST_RETRY_AFTER = 600.0
 class Backoff:
     seconds: float
     is_retry_after: bool = False
-    """Whether the API server asked for the wait (Retry-After): then no event ends it early."""
+    """Whether the API server asked for the wait (Retry-After). Events do not end such a wait early."""
 
 
 def backoff_after(error: Exception, failures: int, jitter: float) -> Backoff:

@@ -1,4 +1,4 @@
-"""Watches that never end: changes of the children of all jobs are reported as they happen, and none is stored."""
+"""Watches that never end: changes of the children of all jobs are reported as they happen; no object is stored."""
 
 import asyncio
 import random
@@ -20,14 +20,15 @@ _GONE = 410
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections."""
 _MOST_PAUSE_SECONDS = 10.0
-"""Maximum pause, so that an API server that is back is noticed soon."""
+"""Maximum seconds between two connections, unless the API server asks for more. A recovered API server is noticed
+soon."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Watches the objects of one kind that have a label. `namespace`: None for all."""
+    """Watch of the objects of one kind with a label. `namespace`: None for all namespaces."""
 
     api: Api
     kind: str

@@ -1,10 +1,10 @@
 """The endpoint's certificate, and the certificate authorities (CAs) by which pods verify it: files that a certificate
 manager replaces.
 
-A pod trusts the CAs that it was created with, and CAs that later answers to its reports named. So a certificate with an
-unknown CA, such as a renewed self-signed one, is held back: its predecessor is served for at most a day, and at most
-until shortly before the predecessor expires, while new executions and answers get the CAs of both. A certificate that
-the known CAs accept is served at once.
+A pod trusts the CAs that it was created with, and CAs that later answers to its reports named. A new certificate that
+the known CAs accept is served at once. A new certificate with an unknown CA, such as a renewed self-signed one, is held
+back: its predecessor is served for another day, or until shortly before the predecessor expires if that is earlier.
+Meanwhile new executions and answers get the CAs of both.
 
 The old certificate lives in the memory of both operators, the leader and the standby: its key is in no file any more.
 An operator that starts later serves the new certificate, to pods that have learned of its CA since.
@@ -26,11 +26,11 @@ from pseudoreal_operator.settings import ReportServer
 
 RELOAD_SECONDS = 15.0
 HOLD_SECONDS = 86_400.0
-"""Maximum seconds for which a certificate is served after a new one came: every pod that can report has learned of
-the new CA by then."""
+"""Maximum seconds for which the old certificate is served after a new one came. By then every pod that can report has
+learned of the new CA."""
 _MARGIN = 1 / 30
-"""Share of its lifetime that a certificate has left when the next one is served, even if pods do not trust it: three
-days of 90."""
+"""Remaining share of a certificate's lifetime at which the next certificate is served, even if pods do not trust it:
+three days of 90."""
 
 log = structlog.get_logger()
 
@@ -46,8 +46,8 @@ class Certificate:
         changed: Callable[[str], None] = lambda _: None,
         clock: Clock = time.time,
     ) -> None:
-        """`host`: name by which pods know the endpoint; None: no pod reports. `changed` receives the CAs that pods
-        of new executions are to trust."""
+        """`host`: name by which pods know the endpoint; None: no pod reports. `changed` is called with the CAs for pods
+        of new executions."""
         self._files, self._host, self._changed, self._clock = files, host, changed, clock
         self._content = _read_files(files)
         self.context = _load_context(files)
@@ -62,7 +62,8 @@ class Certificate:
             log.error("certificate_untrusted", host=host, what_to_do="let ca.crt hold the authority of tls.crt")
 
     def authorities_beyond(self, digest: str) -> str | None:
-        """Return the CAs for a pod that trusts the CAs with this digest; None: the pod has them, or sent no digest."""
+        """Return the CAs to send to a pod; None if the pod has them or sent no digest. `digest`: digest of the CAs that
+        the pod trusts."""
         if not digest or not self.authorities or digest == authorities_digest(self.authorities):
             return None
         return self.authorities
@@ -87,14 +88,15 @@ class Certificate:
     def _accept(self, new: ssl.SSLContext) -> None:
         """Serve the new certificate, or hold it back until the pods know its CA; send its CA to pods from now on."""
         offered = _certificates(self._content[-1])
-        # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate stay among those that are taught,
-        # because it is served for a while longer, here or by the other operator. The CAs of a certificate that was
-        # pending until now are left out: it is never served.
+        # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate are still sent to pods, because the
+        # old certificate is served for a while longer, here or by the other operator. The CAs of a certificate that was
+        # pending until now are left out: that certificate is never served.
         self.authorities = _merge(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:
             self._until = min(self._until, self._clock() + HOLD_SECONDS)
-            # Teach first, serve later: only a connection that a pod accepts can bring it the new CA.
+            # Send the new CA first, and serve the certificate later: a pod receives the new CA only over a connection
+            # that the pod accepts.
             log.warning(
                 "certificate_held_back", why="pods do not trust its authority yet", seconds_left=self._seconds_left()
             )
@@ -113,8 +115,8 @@ class Certificate:
         return None if self._until is None else round(self._until - self._clock())
 
     def _served_until(self, served: ssl.SSLContext) -> float | None:
-        """Return until when a certificate can be served to pods that trust no newer CA, in seconds since 1970; None if
-        these pods do not accept it. Export the certificate's expiry as a metric."""
+        """Return the time until which the certificate can be served to pods that trust no newer CA, in seconds since
+        1970; None if these pods reject the certificate. Also export its expiry as a metric."""
         found = self._validity(served)
         if found is None:
             return None
@@ -164,8 +166,8 @@ def _certificates(text: str) -> str:
 
 
 def _merge(first: str, second: str) -> str:
-    """Return the certificates of both texts, without duplicates. Where there is no room, certificates of the second
-    text are left out."""
+    """Return the certificates of both texts, without duplicates. Certificates of the second text that would exceed
+    AUTHORITIES_BYTES are left out."""
     found = first
     for certificate in certificates_in(second):
         if certificate not in found and len(found) + len(certificate) <= AUTHORITIES_BYTES:
@@ -174,8 +176,8 @@ def _merge(first: str, second: str) -> str:
 
 
 def _validity(authorities: str, served: ssl.SSLContext, host: str) -> tuple[float, float] | None:
-    """Return when the certificate of a server begins and ceases to be valid, in seconds since 1970; None if a client
-    that trusts these CAs does not accept it."""
+    """Return notBefore and notAfter of the server's certificate, in seconds since 1970; None if a client that trusts
+    these CAs rejects the certificate."""
     found = (_handshake(trusted, served, host) for trusted in trust_sets(authorities))
     return next((validity for validity in found if validity), None)
 

@@ -1,7 +1,7 @@
 """Identity of a reporting pod: the pod that a service-account token was issued for, and its job.
 
-The API server confirms the identity in a TokenReview. The claims of the token itself are only used to share out the
-reviews and, after a review, to tell how long its result holds.
+The API server confirms the identity in a TokenReview. The claims of the token itself only decide which share of the
+reviews is used and, after a review, how long its result is used.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from pseudoreal_operator.observe.stages import StageKind
 Json = dict[str, Any]
 
 RESULT_SECONDS, LEAST_RESULT_SECONDS = 3600.0, 10.0
-"""Maximum seconds for which the result of a review is used, unless its pod changes: as long as kubelets let a token
-live. If a token names its expiry, the result is used until then; but at least for the minimum, if the API server
-accepts the token although the operator's clock says that it has expired."""
+"""Maximum and minimum seconds for which the result of a review is used, unless its pod changes. In between, the result
+is used until the token expires. The maximum is the lifetime of a kubelet's tokens, and applies if a token names no
+expiry. The minimum applies if the API server accepts a token that has expired by the operator's clock."""
 REJECTION_SECONDS = 30.0
 """Seconds for which a rejected token is rejected again without a review."""
 SUSPECT_SECONDS = 60.0
-"""Seconds after a rejection for which an address is a suspect: its reviews come from the share of tokens that claim no
+"""Seconds after a rejection for which an address is a suspect. Its reviews are charged to the share of tokens without a
 namespace."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
-"""Limits on reviews of all tokens together: each review costs the API server something."""
+"""Limits on reviews of all tokens together, because each review is a request to the API server."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50
 """Limits on each namespace's own share of the reviews. Beyond its share, a namespace gets reviews only while more than
 half of the common limit is left for the others."""
@@ -41,15 +41,15 @@ REJECTIONS_PER_SECOND, REJECTIONS_AT_ONCE = 1, 50
 """Limits on rejections per address, so that a flood of wrong tokens from one address does not silence the others.
 Many pods may share an address: tokens that turn out valid do not count."""
 NETWORK_FACTOR = 10
-"""Factor from the limits on rejections of an address to the limits of an IPv6 network."""
+"""Limits on rejections of an IPv6 network, as a multiple of the limits of an address."""
 _REMEMBERED = 20_000
 _MOST_CLAIMS = 8192
 """Maximum number of characters of a token that are parsed for claims; a header holds no more."""
 _MOST_NAMESPACE = 63
 _MOST_SECONDS = 1e12
-"""Bound on accepted times, in seconds since 1970."""
+"""Largest accepted expiry of a token, in seconds since 1970."""
 _NO_NAMESPACE = ""
-"""Namespace of tokens that claim none, and of suspect addresses."""
+"""Share of the reviews for tokens that claim no namespace, and for suspect addresses."""
 _MOST_DELETED_PODS = 1000
 _USER = "system:serviceaccount:"
 _POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
@@ -81,8 +81,8 @@ class _ReviewResult:
 
 
 class Identities:
-    """Reviews tokens. A result is used until it expires, or until the watch reports a change of the pod's identity.
-    Empty `namespaces`: all are watched."""
+    """Identities of pods, from reviews of their tokens. A result is used until it expires, or until the watch reports a
+    change of the pod's identity. Empty `namespaces`: all are watched."""
 
     def __init__(
         self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic, wall: Clock = time.time
@@ -96,9 +96,9 @@ class Identities:
         self._deleted_pods: deque[str] = deque(maxlen=_MOST_DELETED_PODS)
         """Uids of the newest deleted pods: reviews of their tokens may have been in progress."""
         self._rejected: OrderedDict[str, tuple[float, Rejected]] = OrderedDict()
-        """Digest of a token -> until when it is rejected, and how."""
+        """Digest of a rejected token -> end of the rejection by `clock`, and the rejection."""
         self._suspects: OrderedDict[str, float] = OrderedDict()
-        """Address -> until when it is a suspect."""
+        """Address -> time until which it is a suspect, by `clock`."""
         self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
         self._shares = Limiter(SHARE_PER_SECOND, SHARE_AT_ONCE, clock)
         self._rejections = (
@@ -107,8 +107,8 @@ class Identities:
         )
 
     async def authenticate(self, token: str, address: str) -> ReportingPod:
-        """Return the pod that reports with a token. Raises Rejected; ApiException, ClientError or OSError if the API
-        server cannot tell."""
+        """Return the pod that reports with a token. Raises Rejected; ApiException, ClientError, OSError or Unreadable
+        if the API server gives no usable answer."""
         # Keep a digest, not the secret; a digest is short however long the token is.
         key = hashlib.sha256(token.encode()).hexdigest()
         now, sources = self._clock(), sources_of(address)
@@ -128,7 +128,7 @@ class Identities:
             _remember_newest(self._rejected, key, (now + REJECTION_SECONDS, rejection))
             _remember_newest(self._suspects, sources[0], now + SUSPECT_SECONDS)
             if share != _NO_NAMESPACE:
-                # Forged tokens of a namespace must not use up its share.
+                # Forged tokens that claim a namespace must not use up the share of the namespace.
                 self._shares.give_back(share)
             raise
         for source, limit in zip(sources, self._rejections, strict=False):
@@ -153,7 +153,8 @@ class Identities:
         return min(RESULT_SECONDS, max(LEAST_RESULT_SECONDS, expires - self._wall()))
 
     def pod_changed(self, change: str, body: Json) -> None:
-        """Process a change from the watch of pods. A pod whose labels changed reports for another job, or for none."""
+        """Process a change from the watch of pods. After a change of its labels, a pod may report for another job, or
+        for none."""
         pod = body["metadata"]["uid"]
         if change == "DELETED":
             self._deleted_pods.append(pod)

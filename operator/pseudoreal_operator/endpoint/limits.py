@@ -1,4 +1,4 @@
-"""Token buckets, which limit the rate of each caller, and the sources that limits on a client's address apply to."""
+"""Token buckets that limit the rate of each caller, and the sources of a client: its address and its IPv6 network."""
 
 import time
 from collections import OrderedDict
@@ -9,8 +9,8 @@ from ipaddress import IPv6Address, ip_address
 Clock = Callable[[], float]
 
 _REMEMBERED = 20_000
-"""Number of remembered callers. The caller that was not seen for longest is forgotten first, and then has a full
-bucket."""
+"""Maximum number of remembered callers. The caller that was not seen for longest is forgotten first; its next bucket is
+full."""
 
 
 @dataclass
@@ -54,15 +54,15 @@ class Limiter:
 
 
 def sources_of(address: str) -> tuple[str, ...]:
-    """Return the sources of a client: its address, and for IPv6 also the /64 network around it, as the owner of one
-    address there may have all of them. A text that is not an address is a source by itself."""
+    """Return the sources of a client: its address, and for IPv6 also the /64 network around it, because the owner of
+    one address may have the whole network. A text that is not an address is a source by itself."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return (address,)
     if not isinstance(found, IPv6Address):
         return (str(found),)
-    # A dual-stack socket reports IPv4 clients in this form.
+    # A dual-stack socket reports IPv4 clients as IPv4-mapped IPv6 addresses.
     if found.ipv4_mapped is not None:
         return (str(found.ipv4_mapped),)
     return (str(found), f"{IPv6Address(int(found) >> 64 << 64)}/64")

@@ -1,8 +1,9 @@
 """Accepts connections for the endpoint, within bounds, and keeps connections that bring valid tokens.
 
 A connection is unauthenticated until it brings a valid token, for AUTHENTICATION_SECONDS at most; `unauthenticated` has
-the limits until then. A silent connection costs only a file descriptor; its TLS handshake, which occupies the event
-loop for a millisecond, waits its turn. With a valid token the connection belongs to its pod, which has one at a time.
+the limits until then. A silent connection costs only a file descriptor. TLS handshakes take turns, because a handshake
+occupies the event loop for a millisecond. A connection with a valid token belongs to its pod; a pod has one connection
+at a time.
 """
 
 import asyncio
@@ -48,10 +49,10 @@ log = structlog.get_logger()
 
 
 class Listener:
-    """The listening socket and its connections: unauthenticated ones, and at most one per pod."""
+    """The listening socket and its connections: unauthenticated connections, and at most one connection per pod."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
-        # For all later connections of the process, including connections to the API server.
+        # Applies to all later TLS connections of the process, including connections to the API server.
         SSLProtocol.max_size = _TLS_BUFFER_BYTES
         self._tls = tls
         files = _raise_file_limit()
@@ -63,7 +64,7 @@ class Listener:
         self._turns: dict[UnauthenticatedConnection, asyncio.Future[None]] = {}
         """Connections that wait for their handshakes -> future of their turn."""
         self._handshake_requested = asyncio.Event()
-        """Set when a connection may have a handshake."""
+        """Set when another handshake may start."""
         self._authenticating: dict[RequestHandler, asyncio.Future[None]] = {}
         """Unauthenticated connections -> future that a valid token resolves."""
         self._reporters: OrderedDict[ReportingPod, RequestHandler] = OrderedDict()
@@ -73,7 +74,7 @@ class Listener:
 
     @asynccontextmanager
     async def listen(self, server: web.Server, port: int) -> AsyncIterator[int]:
-        """Listen, and hand accepted connections to `server`. Yield the port; a free one if `port` is 0."""
+        """Listen, and hand accepted connections to `server`. Yield the port in use. `port` 0: a free port."""
         with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
@@ -226,7 +227,8 @@ def _reason_of(error: OSError) -> str:
 
 
 def _raise_file_limit() -> int:
-    """Raise the limit on open files as far as the system allows; return how many connections may use."""
+    """Raise the limit on open files, up to _MOST_FILES or the system's maximum; return the number of files for
+    connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -30,8 +30,8 @@ READ_SECONDS = 10.0
 RETRY_SECONDS = 10
 _RETRY_LATER = (429, 503)
 _KEPT_OPEN = (200, 503)
-"""Statuses after which a connection stays open. A client that is rejected needs a handshake for each attempt, and
-handshakes are limited."""
+"""HTTP statuses after which a connection stays open. A rejected client must connect again for each attempt: handshakes
+are limited."""
 _REPORTER = web.RequestKey("reporting_pod", ReportingPod)
 
 log = structlog.get_logger()
@@ -47,10 +47,10 @@ class Reports:
         clock: Clock = time.monotonic,
         authorities: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """`authorities` maps the digest of the CAs that a pod trusts to the CAs that it is to trust, as
-        `Certificate.authorities_beyond` does; None: no others."""
+        """`authorities`: function from the digest of the CAs that a pod trusts to the CAs to send to the pod, such as
+        `Certificate.authorities_beyond`. The function returns None if there are none to send."""
         self._identities, self._report_store, self._authorities = identities, report_store, authorities
-        # Per pod, not per token: its owner may create as many tokens as they like.
+        # Per pod, not per token: the owner of a pod may create any number of tokens.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._log_limit = Limiter(per_second=0.1, burst=1, clock=clock)
 
@@ -128,7 +128,7 @@ async def serve_reports(reports: Reports, certificate: Certificate, port: int) -
 
 @asynccontextmanager
 async def run_endpoint(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
-    """Start the endpoint. Yield its port; a free one if `port` is 0."""
+    """Run the endpoint in this context. Yield the port in use. `port` 0: a free port."""
     listener = Listener(tls)
     served = make_application(reports, listener)
     # aiohttp logs a traceback for each client that sends something other than HTTP.

@@ -1,11 +1,10 @@
-"""Connections that have not brought a valid token yet: how many are kept, and which one has the next handshake. Pure,
-except for its clock.
+"""Unauthenticated connections, before their first valid token: limits on their number, and the order of their
+handshakes. Pure, except for the clock.
 
-Pods with valid tokens do not count here, however many share an address (pods in the network of their node, a network
-plugin that translates addresses): the tokens that they took from their address's rate limit are given back. So the
-limits of an address bind only connections that have proved nothing yet. At a limit, the oldest connection of the
-address with the most connections is closed: an honest client needs a fraction of a second, so clients that only hold
-connections lose them first.
+Many pods may share an address: pods in the network of their node, or behind a network plugin that translates addresses.
+So authenticated connections do not count here, and a valid token gives the rate limits their tokens back. At a limit,
+the oldest connection of the address with the most connections is closed. An honest client authenticates in a fraction
+of a second, so clients that only hold connections lose them first.
 """
 
 import time
@@ -24,8 +23,8 @@ HANDSHAKES_OF_ADDRESS, HANDSHAKES_OF_NETWORK = 5, 40
 PER_SECOND, AT_ONCE = 10, 200
 """Limits on new connections of one address that bring no valid token."""
 NETWORK_FACTOR = 10
-"""Factor from the limits on new connections of an address to the limits of an IPv6 network: all pods of a cluster may
-be in one network."""
+"""Limits on new connections of an IPv6 network, as a multiple of the limits of an address. All pods of a cluster may be
+in one network."""
 
 
 @dataclass(eq=False)
@@ -67,7 +66,8 @@ class UnauthenticatedConnections:
         return len(self._all)
 
     def admit(self, connection: UnauthenticatedConnection) -> bool:
-        """Add a new connection, for which others may be closed; return whether it may stay."""
+        """Add a new connection, and close old connections beyond the limits. Return False if the rate limit rejects the
+        new connection."""
         if not self._is_within_rate(connection):
             return False
         self._all[connection] = None
@@ -91,12 +91,12 @@ class UnauthenticatedConnections:
                 rate.give_back(source)
 
     def request_handshake(self, connection: UnauthenticatedConnection) -> None:
-        """Request a handshake."""
+        """Queue a connection for its handshake; do nothing if the connection was removed."""
         if connection in self._all:
             self._waiting.setdefault(connection.source, OrderedDict())[connection] = None
 
     def start_next_handshake(self) -> UnauthenticatedConnection | None:
-        """Return the connection whose handshake is to start, one address after the other; None if none may start. The
+        """Start the next handshake: return its connection; None if no handshake may start. Addresses take turns. The
         handshake lasts until `end_handshake` is called."""
         for source, connections in self._waiting.items():
             connection = next(iter(connections))
@@ -138,7 +138,7 @@ class UnauthenticatedConnections:
 
 
 class _AddressesBySize:
-    """Addresses by their number of connections."""
+    """Addresses by their number of connections, to find the address with the most connections."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}

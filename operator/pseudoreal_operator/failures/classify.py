@@ -1,4 +1,4 @@
-"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones; and the limit
+"""Classification of a failed execution by ordered rules: the job's own rules, then the built-in rules. Also the limit
 on restarts in place, which pods make without asking the operator. Pure."""
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Classification of a failed execution. `reason`: one word for programs; `pod`: where the failure began; None:
-    unknown."""
+    """Classification of a failed execution. `reason`: one word for programs. `pod`: the pod in which the failure began;
+    None: unknown."""
 
     action: RuleAction
     reason: str
@@ -104,14 +104,14 @@ def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> 
 
 
 def can_another_pod_succeed(verdict: Verdict) -> bool:
-    """Return whether another pod may succeed as the same worker. After an out-of-memory failure it would not, because
-    it has as much memory."""
+    """Return whether a replacement pod may succeed as the same worker. After an out-of-memory failure a replacement
+    would fail too, because it has the same memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 
 def has_lost_peer(pod: Pod) -> bool:
-    """Return whether the pod ended because its connection to another pod broke: the cause is in the other pod,
-    whichever of them ended first."""
+    """Return whether the pod ended because its connection to another pod broke. The cause is then in the other pod,
+    even if the other pod ended later."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
 
@@ -123,14 +123,14 @@ def is_node_at_fault(pod: Pod) -> bool:
 
 
 def is_rejected_by_node(pod: Pod) -> bool:
-    """Return whether the pod's node rejected it. The scheduler does not know the reason, and may send the next pod
-    there again."""
+    """Return whether the pod's node rejected it. The scheduler does not know the reason, and may send the next pod to
+    the same node."""
     return node_fault(pod) == POD_REJECTED
 
 
 def node_fault(pod: Pod) -> str | None:
-    """Return the reason of a failure that is due to the node and that Kubernetes does not call a disruption; None if
-    the failure is not of this kind."""
+    """Return POD_REJECTED or NODE_FAILED for a failure that is due to the node but not marked by Kubernetes as a
+    disruption; else None."""
     if pod.phase is not PodPhase.FAILED or pod.disruption is not None:
         return None
     if not pod.has_run:
@@ -234,9 +234,9 @@ _KILLED = Pod(
 
 
 def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
-    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if a
-    rule of the job applies to a pod after one of its ranks was killed. The used restarts may include faults that are
-    too old to count."""
+    """Return the number of restarts in place that an execution may have: spec.restart.inPlace, bounded by the restarts
+    that spec.restart.maxRestarts leaves. None are allowed if a rule of the job applies to a pod with a killed rank. The
+    used restarts may include faults that are too old to count."""
     if any(matches_rule(_KILLED, rule) for rule in restart.rules):
         return 0
     used = len(status.faults) if restart.window_seconds else status.restarts

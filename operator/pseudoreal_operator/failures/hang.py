@@ -1,12 +1,12 @@
 """Detection of a hung training stage, and of the rank to blame. Pure.
 
-Three clocks: from the first report of the last pod (or its start, if it has not reported) to the first step; from step
-to step while nothing is saved; from the start of a save to its commit. They are derived from reports of the present
-execution, so each execution starts them from zero.
+There are three clocks. Start: from the first report of the last pod (or from its start, if it has not reported) to the
+first step. Step: from step to step, while nothing is saved. Checkpoint: from the start of a save to its commit. All
+clocks are derived from reports of the present execution, so each execution starts them from zero.
 
-A clock has run out only if a witness confirms it: a pod that reports about then that nothing has happened, or a log
-that was read and had nothing new. Silence proves nothing: if no pod reports, the reports may not reach the operator,
-and training goes on without them. A pod that fell silent is suspected only of a hang that other pods report.
+A clock has run out only if a witness confirms it: a report without progress at about that time, or a log without news.
+Silence proves nothing: if no pod reports, the reports may not reach the operator, and training goes on without them. A
+pod that fell silent is suspected only of a hang that other pods report.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _NAMED = 4
 _HALTED = ("T", "t", "Z", "X")
 """States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 _STILL = 0.8
-"""Share of the straggler factor below which a known straggler no longer counts as one."""
+"""Share of the straggler factor below which a known straggler stops being a straggler."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Hang:
 
 @dataclass(frozen=True)
 class _Clock:
-    """A running clock; `waited` and `allowed` in seconds."""
+    """A running clock. `missing`: the awaited progress, in words; `waited`, `allowed`: seconds; `field`: the limit's
+    field in spec."""
 
     reason: str
     missing: str
@@ -51,8 +52,8 @@ class _Clock:
     field: str
 
     def is_over(self, unheard: float) -> bool:
-        """Return whether the clock has run out, and a witness was heard about then. `unheard`: seconds since the
-        last witness."""
+        """Return whether the clock has run out, and the last witness came after the limit or at most REPORT_SECONDS
+        before it. `unheard`: seconds since the last witness."""
         return self.waited > self.allowed and self.waited - unheard >= self.allowed - REPORT_SECONDS
 
 
@@ -63,9 +64,9 @@ def find_hang(view: View) -> Hang | None:
 
 
 def seconds_to_hang(view: View) -> float | None:
-    """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out without
-    a witness since is checked again while pods report; while the network path is cut, no clock runs, and the next check
-    is after UNHEARD_SECONDS."""
+    """Return the seconds until the next check of the clocks; None if no check is needed. While pods report, a clock
+    that has run out without a witness is checked again after REPORT_SECONDS. While the network path is cut, no clock
+    runs, and the next check is after UNHEARD_SECONDS."""
     unheard = _unheard_seconds(view)
     reports = unheard <= QUIET_SECONDS
     if reports and _is_cut_off(view):
@@ -119,9 +120,9 @@ def _starts(view: View) -> list[datetime]:
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
-    """Return a sentence that names the slowest rank, if it is much slower than the others; else None. `known`:
-    whether the last pass found a straggler. The bound is lower then, as a rank close to the bound would otherwise
-    come and go with each step."""
+    """Return a sentence that names the slowest rank, if it is much slower than the others; else None. `known`: whether
+    the last pass found a straggler. The bound is then lower: a rank close to the bound would otherwise be a straggler
+    in one step and not in the next."""
     factor = float(view.spec.hang.straggler_factor)
     found = stragglers(_rank_reports(view), factor * _STILL if known else factor)
     if not found:
@@ -144,8 +145,8 @@ def _hang(view: View, over: _Clock) -> Hang:
 
 
 def _suspected_ranks(view: View) -> list[int]:
-    """Return the suspected ranks in order. Pods that fell silent, or never reported, while others report come first:
-    they cannot even report that they wait."""
+    """Return the suspected ranks, the most suspect first. If some pods report and others fell silent or never reported,
+    only the silent pods are suspected: they cannot even report that they wait."""
     quiet = [last_report for last_report in view.reporting if _is_silent(view, last_report)]
     # Include pods whose ranks have not begun; exclude deleted pods.
     firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
@@ -221,10 +222,10 @@ def _seconds(view: View, since: datetime) -> float:
 def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
-    In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its
-    state for longest first; ranks with the lowest step; ranks that have left the fewest waits for others. The last
-    criterion counts only when all ranks wait in the same step, and says little about pipelines: ranks of different
-    stages wait differently often by design.
+    Criteria, in this order: stopped or dead processes; ranks that do not wait while others do, the rank that is longest
+    in its state first; the lowest step; the fewest completed waits for others. The last criterion counts only when all
+    ranks wait in the same step, and says little about pipelines: ranks of different stages wait differently often by
+    design.
     """
     running = [sign for sign in signs if sign.activity != "ended"]
     halted = [sign for sign in running if sign.process in _HALTED]

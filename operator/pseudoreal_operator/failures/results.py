@@ -19,8 +19,7 @@ _LARGE = 1e6
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
-    """Return the termination message of the pod of rank 0 when the stage was done; None if it cannot be read any
-    more."""
+    """Return the result of a completed stage: the termination message of worker 0's pod; None if no pod has it."""
     for pod in pods:
         if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED and pod.termination:
             message = pod.termination.message
@@ -32,7 +31,7 @@ def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
 def with_result(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
-    """Return the status after the stage was done at `ended`."""
+    """Return the status with the result of a completed stage. `ended`: time of completion, RFC 3339; None: unknown."""
     status = _with_layout(status, stage.phase, message.layout)
     return status_with(
         status,
@@ -42,7 +41,7 @@ def with_result(
 
 
 def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> PseudoRealJobStatus:
-    """Return the status with the newest checkpoint in the pods' termination messages, however the pods ended."""
+    """Return the status with the newest checkpoint in the pods' termination messages, even if the pods failed."""
     checkpoint = status.checkpoint
     for pod in pods:
         if pod.termination and pod.termination.message:
@@ -76,8 +75,8 @@ def with_reports(status: PseudoRealJobStatus, last_reports: Sequence[LastReport]
 
 
 def _with_layout(status: PseudoRealJobStatus, name: str, layout: ChosenLayout | None) -> PseudoRealJobStatus:
-    """Return the status with the layout that was chosen for a phase; it changes only with the number of the phase's
-    ranks."""
+    """Return the status with the layout that the trainer chose for the phase; unchanged for None. A new layout is
+    chosen only if the phase's number of ranks changes."""
     if layout is None:
         return status
     phases = [
@@ -163,7 +162,8 @@ def _percent(step: int, total: int) -> int:
 
 
 def _decimal(value: float | None) -> str | None:
-    """Return the number as the status stores it: with four decimals, or with four significant digits if it is large."""
+    """Return the number as the status stores it: with four decimals, or with four significant digits from _LARGE on;
+    None for None."""
     if value is None:
         return None
     return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"

@@ -28,8 +28,8 @@ _OPERATORS: dict[str, Any] = {
 }
 """Pod fields that only the operator sets, each with the one harmless value that a user may give."""
 _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
-"""Fields of the trainer container that decide where its termination message goes, which tells the operator how a
-stage ended."""
+"""Fields of the trainer container that decide where its termination message goes. Users may not set them: the message
+tells the operator how a stage ended."""
 
 
 def accept(view: View) -> Decision | None:
@@ -93,9 +93,9 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
 
 
 def check_template(where: str, template: dict[str, Any]) -> None:
-    """Check the user's overlay of pods. Raises ValueError for an overlay that breaks the operator's assumptions, and
-    any error for a value that is no PodTemplateSpec: the API server rejects such a value since the CRD declares the
-    type."""
+    """Check the user's overlay of pods. Raises ValueError for an overlay that breaks the operator's assumptions. A
+    value that is not a PodTemplateSpec may raise any error; the API server rejects such values, because the CRD
+    declares the type."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     for field in ("labels", "annotations"):
         for key in metadata.get(field) or {}:

@@ -59,7 +59,7 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
 
 
 def describe_blocker(pods: Sequence[Pod]) -> Blocker | None:
-    """Return the blocker of the first pod that has one, in a sentence with a remedy; None if no pod has one."""
+    """Return the blocker of the first blocked pod, in a sentence with a remedy; None if no pod is blocked."""
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.blocker]
     if not blocked:
         return None

@@ -1,5 +1,5 @@
-"""Deadlines: the rules that end a job, or an execution, when a limit is exceeded, and the clocks that they compare.
-Pure.
+"""Deadlines: rules that end a job or an execution after a time limit, and the clocks that the rules compare with the
+limits. Pure.
 
 Clocks stand still while a job is suspended, or while a queue holds its pods.
 """
@@ -95,8 +95,8 @@ def startup_timed_out(view: View) -> Decision | None:
 def have_all_started(view: View) -> bool:
     """Return whether all workers have run since the pods were requested.
 
-    Ranks train, or lose a peer, only after all of them have met. A pod that is missing afterwards was lost, and the
-    rules about missing workers decide. Reports of pods that a queue took back before do not count.
+    A report of training, or of a lost peer, proves that all workers have met. A pod that is missing afterwards was
+    lost: the rules about missing workers decide. Earlier reports, of pods that a queue took back, do not count.
     """
     if view.started_pods >= view.workers:
         return True
@@ -134,8 +134,8 @@ def startup_deadline(view: View, allowed: int) -> datetime:
 
 
 def blocked_deadline(view: View) -> datetime | None:
-    """Return until when the API server may reject the children; None: no limit. There is a limit only if the startup
-    timeout fails the job: pods that were never created hold no resources to release, and the requests become rarer
+    """Return the time after which rejected children fail the job; None: never. Only onStartupTimeout: Fail sets this
+    limit. A restart would be of no use: pods that were never created hold no resources, and the requests become rarer
     anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
     return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails_at_timeout(view) else None
@@ -153,7 +153,7 @@ def _is_paused(view: View) -> bool:
 
 def renewed_transition(view: View) -> Transition | None:
     """Return the transition with its deadline counted from now, because its clock stands still while the job is
-    suspended."""
+    suspended; None if there is no transition."""
     if view.status.transition is None:
         return None
     later = view.now + timedelta(seconds=view.spec.delink.timeout_seconds)

@@ -6,8 +6,8 @@ progress is disturbed as little as possible, and a job that makes none must not 
 
 The number of a new execution is written to the status in the pass that decides on it (`announce`), together with the
 fault and its event; a later pass creates the children. In the other order, an operator that died between the two would
-leave children of a higher number: the next pass would take their execution for the present one, and never count why the
-previous one ended.
+leave children of a higher number: the next pass would take their execution for the present execution, and never count
+the fault that ended the previous execution.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Sus
 @dataclass(frozen=True)
 class Decision:
     """Outcome of a rule. `status` is the new status without conditions, state and current phase, which `plan` adds.
-    `events` announce, in order, the changes made together with the status; empty if the status stays. `children` is
-    the stage whose children must exist; no other Job may run."""
+    `events` announce, in order, the changes made together with the status; empty if the status stays. `children`: stage
+    whose children must exist; None: no children need to exist. Jobs of other executions must not run."""
 
     status: PseudoRealJobStatus
     state: State
@@ -78,7 +78,8 @@ def event(view: View, reason: Reason, message: str, detail: str = "") -> Event:
 
 
 def start_events(view: View) -> Iterator[Event]:
-    """Yield the events of the start of the present execution; none that the status already announces."""
+    """Yield the events for the start of the present execution. The event for the start of the stage is left out if the
+    status says that the stage has started."""
     if view.status.restart_after is not None:
         yield event(view, Reason.RESTART_STARTED, f"Execution {view.execution.number} starts.")
     if is_started(view.status.phases, view.stage):
@@ -90,7 +91,7 @@ def start_events(view: View) -> Iterator[Event]:
 
 
 def unposted_start_events(view: View) -> tuple[Event, ...]:
-    """Return the events of a start that an operator may not have posted, because it died after it had created the
+    """Return the start events that an operator may not have posted, because the operator died after the creation of the
     Job. A repeated event has the same name, so it is stored once."""
     return tuple(start_events(view)) if view.job is not None else ()
 
@@ -184,8 +185,8 @@ def _with_avoided_nodes(status: PseudoRealJobStatus, restart: Restart) -> Pseudo
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an execution ends: a reason in one word, a sentence, the pod where the failure began if known, and whether it
-    counts."""
+    """Cause of an execution's end: a reason in one word, a sentence, the pod where the failure began (None: unknown),
+    and whether the restart counts for spec.restart.maxRestarts."""
 
     reason: str
     sentence: str
@@ -299,8 +300,8 @@ def avoided_node_events(view: View, status: PseudoRealJobStatus) -> Iterator[Eve
 
 
 def _failed_at(view: View) -> datetime:
-    """Return when the first pod failed. The backoff starts at this time, so neither pods that end slowly nor an
-    absence of the operator prolongs it."""
+    """Return the time at which the first pod failed; now if no pod has failed. The backoff starts at this time, so
+    neither pods that end slowly nor an absence of the operator prolongs the backoff."""
     failed = [pod for pod in view.pods if pod.phase is PodPhase.FAILED]
     ends = [pod.termination.finished for pod in failed if pod.termination and pod.termination.finished]
     ends = ends or [end for end in (*(pod.ended for pod in failed), view.job.ended if view.job else None) if end]
@@ -310,8 +311,9 @@ def _failed_at(view: View) -> datetime:
 def with_failure(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """Return the status with the failure recorded that ended the execution, or a pod of it, if the failure counts or
-    is due to a node. Several nodes may have rejected pods at once."""
+    """Return the status with a failure of the execution, or of one of its pods, recorded. A failure that counts is
+    recorded as a fault. Otherwise each pod with a fault of its node is recorded as a disruption: several nodes may have
+    rejected pods at once."""
     others = [
         pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and is_rejected_by_node(pod)
     ]

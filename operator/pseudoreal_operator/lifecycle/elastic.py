@@ -3,9 +3,9 @@ may be room. Pure.
 
 Each change is a new execution, from a checkpoint that the pods save as they end: the number of ranks and the layout are
 fixed while an execution runs. A change is not a fault, and uses up nothing of spec.restart. An attempt to get all
-workers back may cost patienceSeconds of training, so the first one comes no sooner than GROWTH times patienceSeconds
-after the phase became smaller; after a failed attempt, the next one waits at least as long as the phase has been
-smaller by then.
+workers back may cost patienceSeconds of training. So the first attempt comes GROWTH times patienceSeconds after the
+phase became smaller, at the earliest. After a failed attempt, the next wait is at least as long as the phase has been
+smaller.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from pseudoreal_operator.observe.view import JobState, Pod, View
 from pseudoreal_operator.status.events import Reason
 
 GROWTH = 10
-"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds: an attempt
-may cost patienceSeconds of training, so attempts in vain cost at most a tenth of the time."""
+"""Minimum time with fewer workers before all workers are tried again, as a multiple of patienceSeconds. A failed
+attempt may cost patienceSeconds of training, so failed attempts cost at most a tenth of the time."""
 
 
 def scale_down(view: View) -> Decision | None:
@@ -45,9 +45,9 @@ def scale_down(view: View) -> Decision | None:
 
 
 def abandon_stuck_pods(view: View) -> Decision | None:
-    """Continue with fewer workers when the pods that are left of earlier executions have been stuck for too long, for
-    instance on nodes that are off. Executions must not overlap; but each of these pods has lost a peer, without which
-    it can neither train nor save, so the next execution need not wait for it."""
+    """Continue with fewer workers when pods of earlier executions have been stuck for too long, for instance on nodes
+    that are off. Executions must not overlap. But a stuck pod that has lost a peer can neither train nor save, so the
+    next execution need not wait for its end."""
     moment, lingering = _abandon_after(view), _lingering_pods(view)
     if moment is None or view.now < moment or not _have_all_lost_peers(lingering):
         return None
@@ -62,7 +62,7 @@ def abandon_stuck_pods(view: View) -> Decision | None:
 
 
 def scale_up(view: View) -> Decision | None:
-    """Try all workers again when an elastic phase has trained with fewer for long enough."""
+    """Try all workers again when an elastic phase has trained with fewer workers for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
         return None
@@ -131,7 +131,7 @@ def _is_queued(view: View) -> bool:
 
 
 def _room(view: View) -> int:
-    """Return the number of workers that there may be room for. Queues and gang scheduling place all pods or none, so
+    """Return the number of workers for which there may be room. Queues and gang scheduling place all pods or none, so
     the number of placed pods says nothing about room."""
     gives_all = _is_queued(view) or view.spec.scheduling.gang.policy != "None"
     return view.workers if gives_all else view.placed_pods

@@ -47,8 +47,8 @@ def count_restarts_in_place(view: View) -> tuple[Observed, tuple[Event, ...]]:
 
 
 def counted_restarts(view: View) -> int:
-    """Return the number of the newest restart in place of the present execution that is counted already, or that a
-    takeover caused."""
+    """Return the highest restart number of the present execution that is counted already, or that belongs to a takeover
+    by a spare pod; 0 if there is none."""
     places = memberships(view.status).get(view.execution)
     return max(places.restart if places else 0, known.restarts if (known := known_restarts_in_place(view)) else 0)
 
@@ -66,7 +66,7 @@ def own_restarts(view: View) -> int:
 
 
 def _newest_accounts(view: View) -> list[_Account]:
-    """Return the workers' accounts of the newest restart in place that any of them mentions."""
+    """Return the workers' accounts of the newest restart in place, with the workers' indices."""
     last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
     said += [(last_report.index, last_report.restarted) for last_report in view.reporting]

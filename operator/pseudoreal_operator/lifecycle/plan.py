@@ -63,7 +63,7 @@ PROGRESS_SECONDS = 10.0
 """Minimum seconds between two status writes that change nothing but progress."""
 _MOMENT_SECONDS = 0.1
 KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
-"""Number of ended Jobs that a running job keeps for their pods' logs, by outcome."""
+"""Outcome -> number of ended Jobs that are kept for the logs of their pods while the job runs."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ def _plan_ended(view: View) -> Plan:
 
 
 def plan_rejected(observed: Observed, sentence: str, now: datetime) -> Plan:
-    """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked,
-    not failed: its children were valid before, so a new policy or another release of Kubernetes rejects them, and
-    that is no reason to lose the trained state."""
+    """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked, not
+    failed: its children were valid before, so a new policy or another release of Kubernetes rejects them. The trained
+    state must not be lost for this reason."""
     view = View(observed, now)
     if conditions.has_ended(view.status) or has_begun(view.status):
         return plan_blocked(observed, sentence, now)
@@ -258,9 +258,9 @@ def _replicas(view: View, decision: Decision) -> Replicas:
 def _rate_limit_progress(
     old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 ) -> tuple[PseudoRealJobStatus, list[float]]:
-    """Return the status to write now, and the seconds after which a postponed change is due. A progress that differs
-    in its time only is dropped. A change of progress and checkpoint alone is postponed until PROGRESS_SECONDS after
-    the last one."""
+    """Return the status to write now, and the seconds after which a postponed change is due. Progress that differs only
+    in its time is dropped. A change of only progress and checkpoint is postponed until PROGRESS_SECONDS after the last
+    stored progress."""
     if not old.progress or not new.progress:
         return new, []
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
@@ -278,8 +278,8 @@ def _pods_to_end(view: View) -> tuple[str, ...]:
 
 
 def _other_running_jobs(view: View, execution: Execution | None = None) -> Iterator[str]:
-    """Return the names of running Jobs other than the Job of `execution`. A Job whose workers have all succeeded is
-    left out: the status must have its result before the Job is deleted, and then the Job ends by itself, unless a
+    """Return the names of running Jobs other than the Job of `execution`. A Job with only succeeded workers is left
+    out: the Job ends by itself, and the status must have its result before a deletion. The exception is a Job that a
     container other than the trainer keeps running (`never_ends`)."""
     running = (job for job in view.observed.jobs if job.state is JobState.ACTIVE and not job.deleting)
     others = (job for job in running if job.execution != execution)
@@ -287,9 +287,9 @@ def _other_running_jobs(view: View, execution: Execution | None = None) -> Itera
 
 
 def _jobs_to_fail(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """Return the name of the Job of `execution` if the execution is doomed: the Job only waits for its pods. Return
-    none while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before
-    the operator has read how the trainer ended."""
+    """Return the name of the Job of `execution` if the execution is doomed: the Job only waits for its pods. Return no
+    name while a pod lingers: the Job controller counts a lingering pod as running, and would delete the pod before the
+    operator has read how the trainer ended."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
@@ -344,8 +344,8 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
 
 
 def placement(view: View) -> Placement | None:
-    """Return the placement of the present execution once the nodes of all its ranks are known; until then the
-    previous one."""
+    """Return the placement of the present execution once the nodes of all its ranks are known; until then the previous
+    placement (None: none was recorded)."""
     known = view.observed.status.placement
     stage = current_stage(view.status.phases)
     if stage is None or stage.kind is not StageKind.TRAIN:

@@ -17,8 +17,8 @@ from pseudoreal_operator.status.events import Event, Reason
 
 
 def change_events(view: View, condition: NewCondition) -> tuple[Event, ...]:
-    """Return events for a change of the condition since the last pass. Their names contain no step, so each clock
-    that ran out and each rank that straggled gives one event per execution, however often it is noticed."""
+    """Return events for a change of the condition since the last pass. The names of the events contain no step, so each
+    clock that ran out and each straggling rank gives one event per execution."""
     before = find(view.status, "Progressing")
     if before and before.reason == condition.reason:
         return ()
@@ -33,7 +33,7 @@ def change_events(view: View, condition: NewCondition) -> tuple[Event, ...]:
 
 
 def preemption_events(view: View) -> Iterator[Event]:
-    """Yield the event that a queue takes running pods back, in the first pass that observes it."""
+    """Yield the event Preempted in the first pass that observes a queue taking running pods back."""
     since = view.status.queued_since
     if since is None or view.observed.status.queued_since is not None or not view.observed.status.replicas.ready:
         return
@@ -83,8 +83,8 @@ def _while_starting(view: View) -> NewCondition | None:
 
 
 def _while_hung(view: View) -> NewCondition | None:
-    """Return the condition for a clock that ran out, if spec.hang.action is Report; with other actions a rule has
-    acted already."""
+    """Return the condition for a hung training stage; None if the stage is not hung. Here spec.hang.action is Report:
+    with another action, the rule `stage_hung` has decided already."""
     hang = find_hang(view) if view.stage.kind is StageKind.TRAIN else None
     if hang is None:
         return None
@@ -96,7 +96,7 @@ def _restart_note(view: View) -> str:
     took = f" {view.status.spares.message}" if places and view.status.spares else ""
     if said is None:
         return took
-    # A takeover uses a restart number as well, so after one the number is no count of restarts in place.
+    # A takeover uses a restart number as well, so after a takeover the number does not count restarts in place.
     times = f" {said.restarts} time{'s' * (said.restarts > 1)}" if places is None else ""
     return f"{took} Its ranks were restarted in place{times}, the last time as: {said.message}"
 

@@ -4,8 +4,8 @@ Again: at the user's request, or because the delink after the phase timed out. `
 checkpoints are invalid; the trainer removes them when the new execution commits its first checkpoint.
 
 Longer: phases were added, or the last phase was prolonged. The Job of an execution records the last step of its phase
-and the last step of the job. If the present spec has other steps, the next execution is created with these. This is not
-a fault, and takes no restart from spec.restart.
+and the last step of the job. If the present spec has other last steps, a new execution with these steps follows. This
+is not a fault, and uses up no restart of spec.restart.
 """
 
 from dataclasses import replace
@@ -92,8 +92,8 @@ def roll_back(view: View, sentence: str) -> Decision:
 
 
 def _reset_phases(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
-    """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether
-    to discard the later phases' checkpoints of the job that this one continues as well."""
+    """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether to
+    discard also the checkpoints of later phases from the continued job (spec.checkpoint.continueFrom)."""
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
@@ -136,9 +136,9 @@ def repeat_requested(view: View) -> Decision | None:
 
 
 def spec_changed(view: View) -> Decision | None:
-    """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
-    train. It continues from a checkpoint that the pods save before they end. An invalid spec changes nothing yet: the
-    pods train on, and the job fails when it reaches the invalid phase."""
+    """Start a new execution with the present spec when phases were added, or the last phase was prolonged, while pods
+    train. The new execution continues from a checkpoint that the pods save before they end. An invalid spec changes
+    nothing yet: the pods train on, and the job fails at the invalid phase."""
     job = view.job
     if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
         return None

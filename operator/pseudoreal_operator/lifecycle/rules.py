@@ -1,6 +1,7 @@
 """The lifecycle's rules, in order: the first rule that applies decides. Pure.
 
-General rules are here; rules about one subject are in its file (`deadlines`, `retraining`, `elastic`, `spares`, ...).
+General rules are here; rules about one subject are in the file of the subject (`deadlines`, `retraining`, `elastic`,
+`spares`, ...).
 """
 
 from collections.abc import Callable, Mapping
@@ -61,8 +62,7 @@ from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
-"""Seconds between two passes that wait until Kubernetes or users have removed objects; some of these objects are not
-watched."""
+"""Seconds between two passes over a job that waits for the removal of objects that are not watched."""
 
 
 def complete_stage(view: View) -> Decision | None:
@@ -208,8 +208,8 @@ def pod_stuck(view: View) -> Decision | None:
 
 
 def worker_missing(view: View) -> Decision | None:
-    """End the execution when a pod is missing without a termination message, for instance together with its node,
-    and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
+    """End the execution when a pod is missing without a termination message, for instance together with its node, and a
+    peer lost its connection to the pod. The peer has ended, or waits in vain to restart its ranks in place."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.missing_workers:
         return None
     if view.job.queued:
@@ -228,7 +228,7 @@ def execution_failed(view: View) -> Decision | None:
 
 
 def child_job_deleted(view: View) -> Decision | None:
-    """Start a new execution when the status says that the present one began and its Job does not exist."""
+    """Start a new execution when the status says that the present execution has started, but its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
     return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
@@ -245,8 +245,8 @@ def back_off(view: View) -> Decision | None:
 
 
 def await_cleanup(view: View) -> Decision | None:
-    """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
-    and a job must not share names of children with a deleted one."""
+    """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap, and a
+    job must not share names of children with a deleted job."""
     waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_ignorable(view, pod))
     old, wait = next(waited_for, None), None
     if old:
@@ -477,7 +477,8 @@ def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision
 
 
 def _origin(view: View, pod: Pod | None) -> Pod | None:
-    """Return the pod in which a fault began: `pod`, or the pod of the rank that its termination message blames."""
+    """Return the pod in which a fault began: the pod of the rank that the termination message of `pod` blames, else
+    `pod`."""
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else view.pod_of_rank(suspect) or pod

@@ -2,8 +2,8 @@
 
 Two pods must never train as the same worker. So a takeover is written to the status first, and only a stored takeover
 is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have sent two
-different takeovers. Until the remaining pods learn of the takeover, they cannot start without the lost worker; the lost
-pod, should it still run, is not a member of their next rendezvous, and loses the checkpoint fence to the members.
+different takeovers. Until the remaining pods learn of the takeover, they cannot start without the lost worker. A lost
+pod that still runs is not a member of the next rendezvous, and loses the checkpoint fence to the members.
 
 If no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """
@@ -48,12 +48,12 @@ class _LostWorkers:
 
     workers: tuple[int, ...]
     stuck: Pod | None
-    """A stuck pod among the lost ones: it cannot be ended, for instance on a node that is off; None: no pod is
-    stuck."""
+    """A stuck pod among the lost pods, for instance on a node that is off; None: no pod is stuck."""
 
 
 def spare_took_over(view: View) -> Decision | None:
-    """Let spare pods replace lost workers, when other workers wait for these and enough spare pods are ready."""
+    """Let spare pods replace lost workers, when other workers wait for the lost ones and enough spare pods are
+    ready."""
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or not view.job.outlives_pods:

@@ -4,8 +4,8 @@ An execution is doomed if its ranks can neither train nor save together any more
 of them cannot take part, the grace period of the others is of no use, and holds up the next execution.
 
 A sidecar is a container that keeps running after the trainer has ended, such as an injected proxy. For the job, the end
-of the trainer is the end of the pod. For Kubernetes it is not: the pod holds its node, and its Job never completes. So
-the operator ends such pods, once the status has everything that can be read from them.
+of the trainer is the end of the pod. For Kubernetes the pod still runs: the pod holds its node, and its Job never
+completes. So the operator ends these pods, once the status has all information from them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +34,8 @@ from pseudoreal_operator.status import conditions
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: enough to write their termination messages."""
 ORIGIN_SECONDS = 6.0
-"""Seconds for the pod in which a fault began to report it, after a pod that only lost its connection to it has
-ended."""
+"""Time limit in seconds for the pod in which a fault began to report the fault, counted from the end of a pod that only
+lost its connection to a peer."""
 SPARE_SECONDS = 20.0
 """Seconds after the end of a pod in which the other pods have to report that they wait for a replacement. Pods
 report every few seconds."""
@@ -137,7 +137,7 @@ def is_stuck(pod: Pod, now: datetime) -> bool:
 
 
 def _failed_or_stuck(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
-    """Yield pods that have failed or are stuck without having saved together with the others."""
+    """Yield stuck pods, and failed pods except those that stopped on request (exit code YIELDED)."""
     for pod in pods:
         failed = pod.phase is PodPhase.FAILED and not has_exit_code(pod, ExitCode.YIELDED)
         if failed or is_stuck(pod, now):

@@ -1,4 +1,4 @@
-"""The loop over all jobs: events that queue them, the queue, the reconcile pass, and kopf's watch.
+"""The loop over all jobs: the routing of events, the queue, the reconcile pass, and kopf's watch.
 
 Decisions about a job are made in `lifecycle`.
 """

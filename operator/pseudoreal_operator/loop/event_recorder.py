@@ -1,4 +1,5 @@
-"""Posts events, best effort: they wait in bounded memory until the API server accepts them. No job waits for one."""
+"""Posts events, best effort: events wait in bounded memory until the API server accepts them. Passes do not wait for
+events."""
 
 import asyncio
 from collections import Counter, deque
@@ -22,7 +23,7 @@ MOST_WAITING = 2000
 _MOST_SHARE = 0.25
 """Share of MOST_WAITING that the events of one namespace may have."""
 MOST_ATTEMPTS = 8
-"""Number of attempts to post an event: about two minutes."""
+"""Maximum number of attempts to post an event; all attempts take about two minutes."""
 SHUTDOWN_SECONDS = 1.0
 _WORKERS = 2
 _FINAL = (400, 403, 422)
@@ -32,7 +33,7 @@ log = structlog.get_logger()
 
 
 class EventRecorder:
-    """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
+    """Queue of events to post: in order within a job, at most MOST_WAITING in all."""
 
     def __init__(self, api: Api, counters: OperatorCounters) -> None:
         self._api, self._counters = api, counters
@@ -54,11 +55,13 @@ class EventRecorder:
                         await self._all_posted.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
-        """Keep the events of a status write that got no answer: the status may be stored or not. `job`: its uid."""
+        """Keep the events of a status write that got no answer: the status may be stored or not. `job`: uid of the
+        job."""
         self._held[job] = (status, events)
 
     def take_held(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
-        """Return the held events if the job turned out to have the status that they belong to; else none."""
+        """Remove the held events of the job, and return them if `status` is the status of their write; else return
+        none."""
         held, events = self._held.pop(job, (None, ()))
         return events if held == status else ()
 

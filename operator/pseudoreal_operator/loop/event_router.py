@@ -1,8 +1,8 @@
 """Event router: decides which watch events of jobs and of their children need a reconcile pass.
 
 Most events of a job are the echo of the operator's own status writes; most events of a child are bookkeeping of the Job
-controller: pod counts, finalizers. The router keeps a summary of each job and a hash of each child. It only decides
-whether a pass is made: a pass reads every object again, so a stale summary or hash cannot mislead it.
+controller: pod counts, finalizers. The router keeps a summary of each job and a hash of each child. A stale summary or
+hash cannot mislead a pass: the router only decides whether a pass is made, and a pass reads every object again.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 Json = dict[str, Any]
 
 URGENT_SECONDS, STARTING_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
-"""Delays in seconds that let related events share one pass; they were chosen, not measured. A Job and its pods change
-together; the pods of an execution start one after another; an active Job, or a pod that is pending or has succeeded, is
-soon followed by the next event."""
+"""Seconds from an event to its pass, so that related events share one pass; chosen, not measured. Urgent: a Job and its
+pods change together. Starting: the pods of an execution start one after another. Routine: after an event of an active
+Job, or of a pod that is pending or has succeeded, the next event comes soon."""
 
 
 class JobSummary(NamedTuple):
-    """Summary of a job: a pass is due when it changes."""
+    """Fields of a job; a change of any field requires a pass."""
 
     generation: int
     deleting: bool
@@ -36,14 +36,15 @@ class JobSummary(NamedTuple):
 
 
 class EventRouter:
-    """Requests a pass for each watch event of a job or a child that changes anything that a pass reads."""
+    """Requests a pass for each watch event that changes a job or a child in a field that a pass reads."""
 
     def __init__(self, queue: WorkQueue[Name]) -> None:
         self._queue = queue
         self._summaries: dict[Name, dict[str, JobSummary]] = {}
-        """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
+        """Name -> uid -> summary of the job. A name may have several uids: events of a deleted job may arrive after
+        events of its successor."""
         self._changed: set[Name] | None = None
-        """Jobs that have changed since the initial list began; None before and after the initial list."""
+        """Names of jobs that have changed during the initial list; None before and after the initial list."""
         self._idle: dict[Name, IdleJob] = {}
         self._filter = ChangeFilter()
 
@@ -56,8 +57,8 @@ class EventRouter:
         self._idle = {name: idle for name, idle in found.items() if name not in changed}
 
     def take_idle_job(self, name: Name) -> IdleJob | None:
-        """Return the idle job, if this is its first pass and it has not changed since the initial list; else
-        None."""
+        """Remove and return the idle job, if this is its first pass and the job has not changed since the initial list;
+        else None."""
         return self._idle.pop(name, None)
 
     def invalidate_initial_list(self, name: Name) -> None:
@@ -191,7 +192,8 @@ def _has_condition(status: Json, condition: str) -> bool:
 
 
 class ChangeFilter:
-    """Hashes of the children that exist, by uid."""
+    """Filter for events that change nothing in a child that a pass reads. Keeps a hash of each existing child, by
+    uid."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, int] = {}

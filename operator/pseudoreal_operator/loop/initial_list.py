@@ -1,8 +1,8 @@
 """The initial list of all jobs, when the operator starts: a few long lists instead of separate requests by thousands of
 passes.
 
-A job for which nothing is to be done is idle, and needs no pass until it changes. Nothing is written on the basis of
-these lists: if anything is to be done, a pass reads the job again.
+A job with nothing to do is idle, and needs no pass until it changes. Nothing is written on the basis of these lists: if
+anything is to be done, a pass reads the job again.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _Children:
     jobs: list[ChildJob] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
     are_strange: bool = False
-    """Whether some children do not belong to the job, or cannot be read."""
+    """Whether some objects with the job's label do not belong to the job, or cannot be read."""
 
     def take(self, kind: str, uid: str, body: Json) -> None:
         try:
@@ -59,7 +59,7 @@ class _Children:
 
 
 async def find_idle_jobs(deps: Dependencies, requeue: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
-    """Return the idle jobs. `requeue` requests a pass over a job, due after so many seconds."""
+    """Return the idle jobs. `requeue`: called with the name of a job and a delay in seconds, to request a pass."""
     idle: dict[Name, IdleJob] = {}
     for namespace in deps.settings.namespaces or (None,):
         children = await _children(deps, namespace)

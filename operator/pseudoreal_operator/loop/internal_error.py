@@ -1,5 +1,5 @@
-"""Conditions for jobs whose pass failed: by a bug of the operator, because the job cannot be read, or because no
-form of its status can be written."""
+"""Conditions of jobs after a failed pass: after a bug of the operator, for a job that cannot be read, and for a status
+that the API server rejects."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -30,8 +30,8 @@ log = structlog.get_logger()
 
 
 class UnreadableJobs:
-    """Jobs whose status reports that they cannot be read, by uid: the generation of the spec, and the sentence. Only
-    the newest _MOST are kept."""
+    """The newest _MOST reports of unreadable jobs: uid -> generation of the spec, and the sentence in the job's
+    status."""
 
     _MOST = 1000
 
@@ -85,8 +85,8 @@ async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
 
 
 async def report_rejection(api: Api, body: Json, rejection: ApiException) -> None:
-    """Write that the API server rejects every form of the job's status, best effort. If the API server rejects its own
-    message too, write a sentence without that message."""
+    """Write the condition StatusRefused, best effort: the API server rejects the job's status, even without texts and
+    figures. If the API server rejects its own message too, write a sentence without that message."""
     sentence = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
     for text in (f"{sentence}: {sanitize(message_of(rejection))}", f"{sentence}; the operator's log has its answer."):
         if await _write_condition(api, body, "StatusRefused", text):

@@ -1,7 +1,7 @@
 """Metrics of all jobs that the operator knows, collected from the watch of jobs.
 
 Events before the operator's start are not counted again: for a job that has a status when it is first seen, counting
-starts with this version.
+starts with the version first seen.
 """
 
 from collections import Counter as Tally
@@ -28,7 +28,8 @@ def _now() -> datetime:
 
 
 class JobMetrics(Collector):
-    """Versions of jobs by uid. The gauge of a job disappears with the job."""
+    """Prometheus collector of job metrics: counts the events between successive versions of each job, and reports
+    gauges of the jobs that exist."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -80,7 +81,7 @@ class JobMetrics(Collector):
             self._count(before, after)
 
     def forget(self, name: Name) -> None:
-        """Forget a job that is gone, although no event reported it."""
+        """Forget a deleted job, even if no watch event reported its deletion."""
         gone = [uid for uid, sample in self._samples.items() if (sample.namespace, sample.name) == name]
         for uid in gone:
             del self._samples[uid]

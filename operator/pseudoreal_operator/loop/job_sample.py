@@ -1,7 +1,7 @@
 """One version of a job for the metrics, and the events between two versions. Pure.
 
-The watch reports every version that is stored, so the events follow from the state of the cluster, no matter which of
-the operator's requests were lost or repeated.
+The events follow from the stored versions of a job, as the watch reports them. So it does not matter which of the
+operator's requests were lost or repeated.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,6 @@ class JobSample:
     namespace: str
     name: str
     has_status: bool = True
-    """Whether the job has a status."""
     state: str = "Pending"
     execution: int = 0
     restarting: bool = False
@@ -47,10 +46,11 @@ class JobSample:
     ended_phases: frozenset[tuple[str, datetime, datetime]] = frozenset()
     """Names, starts and ends of ended phases."""
     delinked: frozenset[str] = frozenset()
-    """Names of the phases whose delink is done."""
+    """Names of the phases with a completed delink."""
     delink_began: datetime | None = None
     unsaved_since: datetime | None = None
-    """Time since which training would be lost with the pods; None: the job does not train."""
+    """Start of the training that would be lost with the pods: time of the newest checkpoint, or of the execution's
+    start if that is later; None: the job does not train."""
 
 
 def sample_of(body: Json) -> JobSample:
@@ -89,8 +89,8 @@ def _ended_phases(status: PseudoRealJobStatus) -> Iterator[tuple[str, datetime, 
 
 
 def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
-    """Return the time of the newest checkpoint or the start of the execution, whichever is later: training that an
-    earlier execution lost is lost already."""
+    """Return the time of the newest checkpoint, or the start of the execution if that is later: training that an
+    earlier execution lost is lost already. None if the job does not train."""
     if status.state != "Training":
         return None
     saved = status.checkpoint.saved_time if status.checkpoint else None
@@ -98,8 +98,8 @@ def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
 
 
 def restarts(before: JobSample, after: JobSample) -> Iterator[tuple[str, bool]]:
-    """Yield the reason of each restart, and whether the restart counts against spec.restart.maxRestarts. Of several
-    restarts between two versions all that count are yielded, but only one of the others."""
+    """Yield the reason of each restart, and whether the restart counts against spec.restart.maxRestarts. All restarts
+    that count are yielded. Of several other restarts between two versions, only one is yielded."""
     new = after.faults - before.faults
     yield from ((reason, True) for _, _, reason in sorted(new))
     has_ended_pods = any(in_place == 0 for _, in_place, _ in new)
@@ -109,7 +109,7 @@ def restarts(before: JobSample, after: JobSample) -> Iterator[tuple[str, bool]]:
 
 
 def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
-    """Return the reasons of the hangs that were detected, whatever spec.hang.action does about them."""
+    """Return the reasons of the hangs that were detected between two versions, for every value of spec.hang.action."""
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
     reasons += [after.not_progressing or ""] if after.not_progressing != before.not_progressing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
@@ -117,12 +117,13 @@ def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
 
 
 def phase_seconds(before: JobSample, after: JobSample) -> Iterator[float]:
-    """Return the durations in seconds of the phases that have ended."""
+    """Return the durations in seconds of the phases that ended between two versions."""
     return ((end - begin).total_seconds() for _, begin, end in after.ended_phases - before.ended_phases)
 
 
 def delink_seconds(before: JobSample, after: JobSample, now: datetime) -> float | None:
-    """Return the seconds from the end of a phase until the next one could begin; None if no delink has ended."""
+    """Return the seconds from the end of a phase until the next phase could start; None if no delink ended between two
+    versions."""
     if before.delink_began is None or not after.delinked - before.delinked:
         return None
     return max(0.0, (now - before.delink_began).total_seconds())

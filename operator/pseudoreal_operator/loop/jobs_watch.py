@@ -1,4 +1,4 @@
-"""kopf's part: the watch of jobs, in its own thread, restarted whenever it ends.
+"""Watch of jobs by kopf, in its own thread; kopf is restarted whenever it ends.
 
 If kopf ends (by an error in its stream, a 404 while the CRD is replaced, or a bug), the rest of the operator runs on.
 kopf's events are processed in the operator's own event loop.
@@ -26,8 +26,8 @@ from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
 _UNWATCHED_SECONDS = 12.0
-"""Seconds of silence after which a kopf that has not requested jobs is restarted: kopf has not found the kind, and
-looks for it only once."""
+"""Seconds of silence after which kopf is restarted if it has not requested jobs: kopf looks for the kind only once, and
+has not found it."""
 _SILENT_SECONDS = 150.0
 """Seconds of silence after which kopf counts as dead: its watch receives something once a minute."""
 _CHECK_SECONDS = 1.0
@@ -36,13 +36,13 @@ _STOP_SECONDS = 10.0
 _SUCCESS_SECONDS = 60.0
 """Seconds after which a run of kopf counts as successful, and failures are counted from 1 again."""
 _MOST_PAUSE_SECONDS = 10.0
-"""Maximum pause between two runs of kopf, so that an API server that is back is noticed soon."""
+"""Maximum seconds between two runs of kopf, so that a recovered API server is noticed soon."""
 
 log = structlog.get_logger()
 
 
 class JobsWatch:
-    """kopf's watch of the jobs. `run` starts it and keeps it running."""
+    """kopf's watch of the jobs. `run` starts kopf, and restarts it whenever it ends."""
 
     def __init__(self, loop: Loop, settings: Settings) -> None:
         self._loop, self._settings = loop, settings
@@ -50,7 +50,7 @@ class JobsWatch:
 
     @property
     def watched(self) -> int:
-        """Number of namespaces (1 for all of them) whose jobs are watched at present."""
+        """Number of watches of jobs that have started: one per namespace, or one for all namespaces."""
         return len(self._contact.watched) if self._contact else 0
 
     async def run(self) -> NoReturn:

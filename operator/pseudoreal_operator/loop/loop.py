@@ -43,14 +43,14 @@ Json = dict[str, Any]
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
 RESYNC_SECONDS = 36_000.0
-"""Seconds after which a job is reconciled although nothing changed, in case a change was missed."""
+"""Maximum seconds between two passes over a job without changes, in case a change was missed."""
 _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
-"""Number of children that a pass lists without a pause after it, and seconds of pause for each further child: a job
-of 10,000 pods is listed at most every ten seconds."""
+"""Number of children that a pass may list without a pause afterwards, and seconds of pause for each further child. A
+job of 10,000 pods is listed about every ten seconds at most."""
 _MOST_PAUSE_SECONDS = 10.0
 _START_SECONDS = 5.0
-"""Seconds to wait until all watches run. A watch that cannot start, for instance in a namespace without permissions,
-must not hold up the others."""
+"""Maximum seconds to wait for the start of all watches. A watch that cannot start, for instance in a namespace without
+permissions, must not hold up the others."""
 
 LOG_LINES = 50
 PAUSE_SECONDS = 1.0
@@ -95,7 +95,8 @@ class Loop:
 
     @asynccontextmanager
     async def run_watches(self, api: Api) -> AsyncIterator[None]:
-        """Watch, without making passes. `api` has its own connections, because each watch occupies one."""
+        """Run the watches of children, the list of jobs and the reader of logs in this context, without making passes.
+        `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
             for namespace in self._deps.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
@@ -111,7 +112,7 @@ class Loop:
 
     @asynccontextmanager
     async def lead(self) -> AsyncIterator[None]:
-        """Make passes, first over all jobs."""
+        """Make passes in this context, after the initial list of all jobs."""
         # Wait for the watches before the initial list, so that every change after the list is reported.
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
@@ -132,7 +133,7 @@ class Loop:
         self._router.begin_initial_list()
         try:
             idle = await find_idle_jobs(self._deps, self._queue_pass)
-        # Whatever the error is, all jobs then have a pass.
+        # After any error, no job counts as idle, so each job has its first pass.
         except Exception as error:
             log.info("initial_list_failed", error=f"{type(error).__name__}: {error}")
         self._router.store_idle_jobs(idle)
@@ -249,8 +250,8 @@ class Loop:
 
 
 def _within_resync(wait: float | None) -> float:
-    """Return the wait, limited to the resync interval, which varies at random so that jobs are not resynced
-    together."""
+    """Return the wait in seconds, limited to RESYNC_SECONDS minus random jitter. The jitter keeps jobs from being
+    resynced together."""
     most = RESYNC_SECONDS * (1 - random() / 4)
     return most if wait is None else min(wait, most)
 
@@ -271,7 +272,7 @@ def _log_failure(name: Name, error: Exception, failures: int) -> Backoff:
 
 
 def code_of(error: Exception) -> str:
-    """Return the label under which a failed pass is counted."""
+    """Return the metric label of a failed pass: the HTTP status, NO_ANSWER or internal."""
     if isinstance(error, ApiException):
         return str(error.status)
     return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"

@@ -1,5 +1,5 @@
-"""Parsing and planning of tenants' input, in a thread beside the event loop, each computation with a limit on its CPU
-time; the jobs that exceeded it; and the cache of parsed specs.
+"""Planning thread: parses and plans tenants' input beside the event loop, with a limit on the CPU time of each
+computation. Also the backoff of jobs over the limit, and the cache of parsed specs.
 
 Parsing a spec and planning are pure functions of a few milliseconds. If one of them ran forever in the event loop, it
 would stop the renewal of the Lease, the reports and the passes over all other jobs; here it is aborted.
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PLANNING_SECONDS = 0.5
-"""Maximum CPU seconds of one computation; tests hold plans to a tenth of it."""
+"""Maximum CPU seconds of one computation; tests limit plans to a tenth of it."""
 _CHECK_SECONDS = 0.05
 """Seconds between two checks of a computation's CPU time."""
 _FIRST_WAIT, _LONGEST_WAIT = 60.0, 3600.0
@@ -39,7 +39,7 @@ _Key = tuple[str, int]
 
 
 class Overran(Exception):
-    """A computation exceeded its CPU time and was aborted. The name is part of a condition's message
+    """A computation exceeded its CPU time and was aborted. The name of this class is part of a condition's message
     (`internal_error.reason_and_message`)."""
 
 
@@ -66,7 +66,7 @@ class PlanningThread:
             try:
                 await self._wait_within_limit(thread, answer)
             finally:
-                # Cancelled, or overrun: the thread may compute forever, so the next call gets a new one.
+                # Cancelled, or overrun: the thread may compute forever, so the next call gets a new thread.
                 if not answer.done():
                     self._thread = None
                     thread.end()
@@ -108,7 +108,7 @@ class _WorkerThread:
         return answer
 
     def end(self) -> None:
-        """End the thread as soon as it executes Python code, whatever it does."""
+        """End the thread at its next Python instruction, even in the middle of a computation."""
         self._tasks.put(None)
         self._interrupt()
 
@@ -150,7 +150,7 @@ class _Overrun:
 
 
 class OverrunBackoff:
-    """The newest jobs whose last computation overran, by uid.
+    """Backoff of the newest _MOST_JOBS jobs after a computation that overran.
 
     A job is left alone until its spec changes, or for a time that doubles up to an hour: the cost may come from its
     pods, which change as well.

@@ -2,7 +2,7 @@
 
 Invariants: a key has one pass at a time. A key that is added during its pass gets another pass afterwards, so no
 wake-up is lost. A pass that comes early also serves the passes requested for later, and its result says when the next
-pass is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. Changes come
+pass is due. Groups of keys (namespaces) take turns, and one group never occupies all of several workers. Changes come
 before the backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error
 of a pass.
 """
@@ -24,7 +24,7 @@ FINISH_SECONDS = 5.0
 _CHANGES_IN_A_ROW = 3
 """Number of passes over changes after which one pass over the backlog follows."""
 _OTHERS_SHARE = 0.25
-"""Share of the workers that one group leaves to other groups: at least one of several workers."""
+"""Share of the workers that one group leaves to other groups; at least one worker, if there are several."""
 _CLOSED_SECONDS = 0.25
 """Seconds between two checks whether a closed queue is open."""
 _BUG_SECONDS = 60.0
@@ -60,9 +60,10 @@ class _FairQueue(Generic[Key]):
 class WorkQueue(Generic[Key]):
     """The queue and its workers.
 
-    `work` makes a pass and returns the seconds until the next one; None: when the key is added again. When `work`
-    raises, `failed` receives the number of failures in a row, and returns for how long to leave the key alone; None:
-    until it is added again. Keys of one `group` share their turns. While `is_open` is false no pass starts.
+    `work` makes a pass over a key and returns the seconds until the next pass; None: no pass until the key is added
+    again. When `work` raises, `failed` is called with the key, the error and the number of failures in a row, and
+    returns the backoff; None: no pass until the key is added again. `group` returns the group of a key. No pass starts
+    while `is_open` returns False.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class WorkQueue(Generic[Key]):
         return len(self._pending.keys() - self._running)
 
     def add_backlog(self, key: Key) -> None:
-        """Request a pass over the key when there is little else to do."""
+        """Request a pass over the key with low priority."""
         if key in self._not_before:
             self.add(key)
         elif key not in self._pending:
@@ -117,7 +118,7 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(moment, self._make_due, key)
 
     def block(self, key: Key, seconds: float) -> None:
-        """Allow no pass over the key in the next `seconds`, whatever is added."""
+        """Allow no pass over the key in the next `seconds`, even if the key is added."""
         loop = asyncio.get_running_loop()
         self._not_before[key] = loop.time() + seconds
         if (timer := self._timers.get(key)) and timer.when() < self._not_before[key]:
@@ -142,7 +143,7 @@ class WorkQueue(Generic[Key]):
             try:
                 yield
             finally:
-                # First no new pass, then time for the running ones: a pass that is cut may leave a write without an
+                # First no new pass, then time for the running passes: a cancelled pass may leave a write without an
                 # answer, and then the Lease is not released early (`lease._release`).
                 self._is_stopping = True
                 for task in tasks:
@@ -154,8 +155,8 @@ class WorkQueue(Generic[Key]):
                     task.cancel()
 
     def _make_due(self, key: Key) -> None:
-        # The pass that is due now also serves the pass that the timer stands for. Its result says when the next pass is
-        # due, so nothing is lost with the timer.
+        # The pass that is due now also serves the later pass that the timer would request. The result of a pass says
+        # when the next pass is due, so nothing is lost with the timer.
         self._drop_timer(key)
         # A key in the backlog moves on to the changes. Its entry in the backlog stays, and is skipped by `_take`.
         if self._pending.get(key) is not self._changes:
@@ -176,7 +177,7 @@ class WorkQueue(Generic[Key]):
                 return
 
     def _take(self) -> Key | None:
-        """Remove and return the key whose turn it is; None if no key may have a pass now."""
+        """Remove and return the key for the next pass; None if no key may have a pass now."""
         is_backlogs_turn = self._changes_in_a_row >= _CHANGES_IN_A_ROW
         queues = (self._backlog, self._changes) if is_backlogs_turn else (self._changes, self._backlog)
         for queue in queues:
@@ -246,7 +247,7 @@ class WorkQueue(Generic[Key]):
         return wait
 
     def _backoff_after(self, key: Key, error: Exception) -> float | None:
-        """Count a failure; return the seconds until the next pass."""
+        """Count a failure; return the seconds until the next pass, or None: no pass until the key is added again."""
         self._failures[key] += 1
         try:
             pause = self._failed(key, error, self._failures[key])

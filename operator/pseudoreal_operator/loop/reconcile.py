@@ -50,8 +50,8 @@ _FORBIDDEN = 403
 _TOO_LARGE = 413
 _SERVER_ERROR = 500
 _ORDINARY_BYTES = 2**18
-"""Size of a job in bytes up to which the number of simultaneous passes is not limited: a pass keeps the job, and
-copies of parts of it, until it ends."""
+"""Maximum bytes of an ordinary job. Only few passes over larger jobs run at a time, because a pass keeps the job, and
+copies of its parts, in memory until the end of the pass."""
 _LARGE_AT_ONCE = 2
 """Maximum number of simultaneous passes over larger jobs."""
 
@@ -59,7 +59,7 @@ log = structlog.get_logger()
 
 
 class StatusRejected(ApiException):
-    """The API server rejects every form of a job's status."""
+    """The API server rejects a job's status, even without texts and figures."""
 
     def __init__(self, rejection: ApiException) -> None:
         super().__init__(status=rejection.status, reason=rejection.reason)
@@ -87,10 +87,11 @@ class Dependencies:
     large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
     unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
-    """Jobs whose status reports that they cannot be read."""
+    """Reports of unreadable jobs that were written to a status; each report is written once."""
 
     def forget(self, namespace: str, uid: str) -> None:
-        """Drop everything that memory holds about a job."""
+        """Drop the reports, termination messages, sightings, held events and backoff of a job. `spec_cache` and
+        `unreadable_jobs` are bounded and drop old entries themselves."""
         self.report_store.forget((namespace, uid))
         self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
@@ -103,11 +104,11 @@ class Callbacks:
     """Callbacks of a pass over a job."""
 
     requeue: Callable[[float], None]
-    """Requests a pass, due after so many seconds; may be called at any time."""
+    """Called with seconds: requests a pass after this delay. May be called at any time."""
     status_written: Callable[[Json], None]
-    """Receives the job after a status write, so that the watch event of this write causes no pass."""
+    """Called with the job after a status write, so that the watch event of this write causes no pass."""
     children_listed: Callable[[int], None] = lambda _: None
-    """Receives the number of children that were listed."""
+    """Called with the number of listed children."""
 
 
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
@@ -128,8 +129,8 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
 
 
 async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
-    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
-    JobDeleted or Unreadable."""
+    """Return the job. For a large job, acquire `large_jobs` first; closing `stack` releases it. Raises JobDeleted or
+    Unreadable."""
     try:
         return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
@@ -192,13 +193,13 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None  # spec.managedBy names another controller
-    # 3. Follow the pods' reports; for an ended job, drop everything that memory holds about it.
+    # 3. Follow the pods' reports; for an ended job, forget its reports, termination messages, sightings and events.
     if has_ended(status):
         deps.forget(*executor.key)
     else:
         phases = phases_to_finish(job.spec, status)
         deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
-    # 4. Observe: read the children, and add what memory holds about their pods.
+    # 4. Observe: read the children, and add the reports, termination messages and sightings of their pods.
     observed = await observe(
         deps.api,
         deps.report_store,
@@ -244,7 +245,8 @@ async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: date
 
 
 def _delay_of_ended_job(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
-    """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
+    """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do; None: wait
+    for a change."""
     if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
     executor.deps.forget(*executor.key)
@@ -270,9 +272,9 @@ def _plan_after_rejection(rejection: ApiException, observed: Observed, now: date
 
 
 def is_invalid_object(rejection: ApiException) -> bool:
-    """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
-    own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
-    into it."""
+    """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's own
+    validation names fields as causes. A webhook cannot imitate it, because the API server adds a prefix to the message
+    of a webhook."""
     answer = status_of(rejection)
     if rejection.status not in _INVALID or str(answer.get("message", "")).startswith("admission webhook "):
         return False
@@ -288,8 +290,8 @@ def _is_final_rejection(error: ApiException) -> bool:
 
 @dataclass(frozen=True)
 class _PlanExecutor:
-    """Plan executor for one job. `status` and `version` belong to the object that the plan was made for.
-    `status_written` receives the job after each status write."""
+    """Executor of the plan for one job. `status` and `version`: status and resource version of the object that the plan
+    was made for. `status_written` receives the job after each status write."""
 
     deps: Dependencies
     metadata: JobMetadata
@@ -316,7 +318,7 @@ class _PlanExecutor:
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
-            # Before every effect: if a later stage is invalid, nothing has been changed for it.
+            # Before every effect: if a later stage is rejected, nothing has been changed yet.
             await dry_run(self.api, wanted.dry_run)
             # Before the creation: a rejected creation (by a quota, for instance) must not keep pods from being stopped,
             # and pods that end make room. Names do not depend on this order: no child is created while a pod of an
@@ -329,7 +331,7 @@ class _PlanExecutor:
         return None
 
     async def apply_without_children(self, wanted: Plan) -> float | None:
-        """Apply a plan that creates no children; return the seconds until the next pass."""
+        """Apply a plan that creates no children; return the seconds until the next pass (None: wait for a change)."""
         await self._stop_and_delete(wanted)
         await self.write_status(wanted)
         return wanted.requeue_after
@@ -395,8 +397,8 @@ class _PlanExecutor:
         raise StatusRejected(rejection)
 
     async def _apply_status(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
-        # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
-        # that name: the API server writes a status without comparing uids.
+        # With resourceVersion, the write conflicts if the job was changed after it was read, or if another job has its
+        # name: the API server does not compare uids when it writes a status.
         name, namespace = self.metadata.name, self.metadata.namespace
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}

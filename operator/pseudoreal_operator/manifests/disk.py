@@ -1,7 +1,7 @@
 """Disk space that a job needs: for offloaded state on the node of each pod, and for the checkpoints in its claim. Pure.
 
-Both are twice the calculated need. A volume on a node has a limit, so that no fault fills the node, which would evict
-its other pods as well.
+Both are twice the calculated need. A volume on a node has a limit, so that no fault fills the node's disk: a full disk
+would evict other pods as well.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 
 _SPARE = 2
 _LEAST = 2**30
-"""Bytes that are always added: file sizes are rounded up, and a disk has its own needs."""
+"""Bytes that are always added, for the rounding of file sizes and for the file system's own data."""
 _WORDS = 5
 """Maximum words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
 
@@ -35,7 +35,7 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
 def claim_size(spec: PseudoRealJobSpec) -> str:
     """Return the size of a claim for all checkpoints that the job keeps at a time, as a quantity."""
     sizes = [_checkpoint(spec, phase) for phase in spec.phases]
-    # The checkpoints at the ends of phases, the newest ones, and one that is being written.
+    # Checkpoints at the ends of phases, the newest checkpoints, and a checkpoint that is being written.
     needed = sum(sizes) + (spec.checkpoint.keep_last + 1) * max(sizes)
     if every := spec.checkpoint.keep_every:
         spans = pairwise([0, *last_steps(spec)])

@@ -3,8 +3,8 @@
 The scheduler does not know why a node rejected a pod, for instance because its GPU plugin is not up after a reboot: the
 node looks free, and the next pod goes there again. A preference for other nodes does not help if these are full. So the
 next execution excludes the node, but only for a while, because all other nodes may be unsuitable. Each further
-rejection doubles the time; an execution that waits for a node longer than that time is replaced by one without the
-exclusion.
+rejection doubles the time. An execution that waits for a node longer than this time is replaced by an execution without
+the exclusion.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return the nodes that the present execution must not use, with the time until which each is excluded. The
-    times follow from the faults in the status, as of the time at which the execution was requested."""
+    """Return node -> time until which the node is excluded, for the nodes that the present execution must not use.
+    Exclusions that were over when the execution was requested are left out."""
     if status.execution_time is None:
         return {}
     requested = clock.from_text(status.execution_time)

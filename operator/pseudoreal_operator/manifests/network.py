@@ -52,8 +52,8 @@ def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
 
 
 def host_environment(network: Network) -> list[Json]:
-    """Return the variables for pods in the network of their node: other pods cannot resolve the name of the node,
-    which trainers up to 0.3 would give them."""
+    """Return the variables for pods in the network of their node: the IP address to give to other pods. Trainers up to
+    0.3 would give the name of the node, but other pods cannot resolve this name."""
     if not network.host_network:
         return []
     return [{"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
@@ -122,8 +122,8 @@ def pod_fields(network: Network) -> Json:
 
 
 def rendezvous_port(job: PseudoRealJob) -> int:
-    """Return the port of the rendezvous. In the network of a node, jobs share the node's ports, so each job gets a
-    port derived from its uid, which most likely no other job has."""
+    """Return the port of the rendezvous. In the network of a node, jobs share the node's ports, so the port is derived
+    from the job's uid: two jobs rarely have the same port."""
     if not job.spec.network.host_network:
         return RENDEZVOUS_PORT
     return _HOST_PORTS[crc32(job.metadata.uid.encode()) % len(_HOST_PORTS)]

@@ -1,9 +1,9 @@
 """Objects that the operator creates for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and
 an Indexed Job per execution.
 
-They do not change after their creation, except that the operator may fail a Job early (maxFailedIndexes: 0): the fields
-of the spec that they depend on are immutable, or their names contain the number of the execution and new objects are
-created.
+Objects do not change after their creation, except that the operator may fail a Job early (maxFailedIndexes: 0). Either
+an object depends only on immutable fields of the spec, or its name contains the number of the execution and each
+execution gets a new object.
 """
 
 import json
@@ -49,8 +49,9 @@ Json = dict[str, Any]
 
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
-    """Return the children of a stage in the order of their creation: the Job last, so that if the Job exists, all of
-    them do. The number of the execution, the number of workers and the nodes to avoid come from the status."""
+    """Return the children of a stage in the order of their creation. The Job is last, so that all other children exist
+    if the Job exists. The number of the execution, the number of workers and the nodes to avoid come from the
+    status."""
     job = job_at_size(job, status, stage)
     plan = _pod_plan(job, stage, status, settings)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
@@ -147,8 +148,8 @@ def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
 
 
 def _service(job: PseudoRealJob) -> Json:
-    """Return the headless Service. It gives the pods host names before they are ready: they become ready by finding
-    one another."""
+    """Return the headless Service. The Service gives pods host names before they are ready, because pods become ready
+    only after they have found one another."""
     port = rendezvous_port(job)
     spec = {
         "clusterIP": "None",
@@ -161,8 +162,8 @@ def _service(job: PseudoRealJob) -> Json:
 
 
 def _secret(job: PseudoRealJob) -> Json:
-    """Return the Secret by which workers recognize each other, the same for all executions. `create_child` draws its
-    data."""
+    """Return the Secret by which workers recognize each other, the same for all executions. `create_child` generates
+    the random data."""
     name = network_name(job.metadata.name, job.metadata.uid)
     return child_manifest("Secret", "v1", job, name, labels_with_uid(job)) | {"type": "Opaque", "immutable": True}
 
@@ -200,8 +201,8 @@ def kind_and_name(manifest: Json) -> tuple[str, str]:
 
 
 def claim_manifest(job: PseudoRealJob) -> Json | None:
-    """Return the claim; None if the job needs none, or names one. A claim that stays after its job has neither an
-    owner nor the uid of the job, and a later job of the same name continues with it."""
+    """Return the claim; None if the job needs no claim, or names an existing claim. A claim that stays after its job
+    has neither an owner nor the uid of the job: a later job of the same name uses the claim again."""
     volume = job.spec.checkpoint.storage.mounted
     if volume is None or volume.claim_name is not None:
         return None

@@ -1,8 +1,8 @@
 """The pod template of a stage. Pure.
 
-The files in CONFIG_DIRECTORY are annotations of the pod, shown by a volume of the downward API, so they exist as long
-as the pod: no object beside the Job can be missing, be left behind or be changed under a pod. To report to the
-operator, a training pod has a URL, a token that opens nothing else, and a CA certificate.
+The files in CONFIG_DIRECTORY are annotations of the pod, shown by a volume of the downward API. So the files exist as
+long as the pod: they cannot be missing, be left behind or be changed under a pod, as a separate object could. To report
+to the operator, a training pod has a URL, a token that opens nothing else, and a CA certificate.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,11 +55,11 @@ CREDENTIALS = {
     "AWS_SESSION_TOKEN": True,
     "AWS_DEFAULT_REGION": True,
 }
-"""Keys of the credentials' Secret that become variables, and whether they may be missing. If all keys became variables,
-the author of the Secret could set the variables that control rendezvous and reports."""
+"""Key of the credentials' Secret -> whether the key may be missing. Only these keys become variables: otherwise the
+author of the Secret could set the variables that control rendezvous and reports."""
 _NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
-"""Labels that opt out of proxies, which service meshes inject into all pods of a namespace: a proxy outlives the
-trainer, and the connections between ranks go through it."""
+"""Labels that opt out of the proxies of service meshes. An injected proxy would outlive the trainer, and the
+connections between ranks would go through the proxy."""
 _NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 """Annotations that opt out of injected proxies. Istio read the annotation before it had the label."""
 _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
@@ -68,11 +68,11 @@ _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karp
 
 @dataclass(frozen=True)
 class PodPlan:
-    """Differences between the pods of the stages.
+    """The parts of a pod that differ between stages.
 
-    `files`: files in CONFIG_DIRECTORY, by name. `rendezvous_id`: None for a delink, which is one process in the default
-    network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging Face weights
-    that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
+    `files`: name -> text of the files in CONFIG_DIRECTORY. `rendezvous_id`: None for a delink, which is one process in
+    the default network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging
+    Face weights that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
     """
 
     name: str
@@ -161,7 +161,8 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
             "securityContext": {
                 "runAsNonRoot": True,
                 **settings.pod_ids,
-                # Changing owners that are right already takes minutes on a volume of checkpoints.
+                # By default, each start sets the owners of all files again, which takes minutes on a volume of
+                # checkpoints.
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },

@@ -1,7 +1,7 @@
 """Requests of a job to the queue and to the scheduler: labels of its Jobs, PodGroups, and the matching fields of pods.
 Pure.
 
-The operator sets whether a Job is suspended only at its creation; afterwards only the queue does.
+The operator decides only at the creation of a Job whether the Job is suspended; afterwards only the queue decides.
 """
 
 from dataclasses import dataclass, field, replace
@@ -82,14 +82,14 @@ def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
     terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
     terms += f" {phase.workers}" if phase.elastic else ""
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    # The gang includes the spare pods: with room for fewer, spare pods might get the nodes of workers.
+    # The gang includes the spare pods: if there was room for fewer pods, spare pods might get the nodes of workers.
     gang = _gang(policy, name, phase.workers + phase.spares, seconds, priority)
     return replace(gang, spec=gang.spec | tiers)
 
 
 def _tiers(topology: Topology) -> Json:
-    """Return the topology of a Volcano group. Volcano names a tier of nodes that share a label by the label's key;
-    in soft mode it goes from the lowest tier up by itself."""
+    """Return the topology of a Volcano group. Volcano names a tier of nodes that share a label by the label's key; in
+    soft mode Volcano goes from the lowest tier up by itself."""
     if topology.required is None:
         return {"networkTopology": {"mode": "soft"}}
     return {"networkTopology": {"mode": "hard", "highestTierName": topology.required}}

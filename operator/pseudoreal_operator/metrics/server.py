@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator[int]:
-    """Serve metrics in this context. Yield the port; a free one if `port` is 0."""
+    """Serve metrics in this context. Yield the port in use. `port` 0: a free port."""
 
     async def answer(request: web.Request) -> web.Response:
         # In the event loop, not in a thread: the collected values change only there.

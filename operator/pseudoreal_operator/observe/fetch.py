@@ -1,4 +1,4 @@
-"""Reads from the API server the state that a pass observes."""
+"""Reads the state of a job for one pass from the API server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from pseudoreal_operator.observe.worker_assignment import memberships, with_work
 Json = dict[str, Any]
 
 _POD_JOB = "batch.kubernetes.io/job-name"
-"""Label by which the Job controller knows its pods."""
+"""Label of a pod with the name of its Job, set by the Job controller."""
 
 
 async def observe(
@@ -42,10 +42,10 @@ async def observe(
     now: datetime,
     listed: Callable[[int], None] = lambda _: None,
 ) -> Observed:
-    """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
-    the bounds; other objects beyond the bounds are skipped, whatever their labels."""
+    """Read a job's children. `listed` is called with the number of objects read. Raises Unreadable for a child of the
+    job that is beyond the bounds; other objects beyond the bounds are skipped, whatever their labels."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
-    # Jobs come first: if a Job has ended, its pods, which are read later, tell how.
+    # Read Jobs before pods: the pods of an ended Job are then read after its end, and show the outcome.
     found = _Found(uid)
     async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
         if found.is_own(body):
@@ -82,12 +82,12 @@ async def observe(
 
 @dataclass
 class _Found:
-    """Children of a job, as far as a pass needs them: the raw objects may be large and many."""
+    """Children of a job, reduced to the fields that a pass needs: the raw objects may be large and many."""
 
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
     finished: list[ChildJob] = field(default_factory=list)
-    """The elements of `jobs` whose pods have all ended."""
+    """The elements of `jobs` that have ended and have no running pod."""
     pods: list[Pod] = field(default_factory=list)
     of_deleted_job: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""
@@ -158,8 +158,8 @@ def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Seq
 
 
 def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
-    """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
-    their logs, and may be thousands."""
+    """Return the part of a label selector that leaves out the pods of finished Jobs of earlier executions. These pods
+    are kept for their logs, and may be thousands."""
     names = sorted(job.name for job in finished if job.execution != present)
     return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 

@@ -15,8 +15,8 @@ _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) -> dict[int, int]:
-    """Return worker number -> first rank. `said`: known first ranks of some workers; impossible ones are ignored.
-    The other workers get the remaining ranks in the order of their numbers."""
+    """Return worker number -> first rank. `said`: worker number -> first rank, for some of the workers; impossible
+    ranks are ignored. The other workers get the remaining ranks in the order of their numbers."""
     left = dict.fromkeys(range(0, workers * ranks_per_worker, ranks_per_worker))
     found: dict[int, int] = {}
     for worker, rank in sorted(said.items()):
@@ -58,8 +58,8 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(text: str) -> Iterator[int]:
-    """Yield the numbers of a text of ranges, at most MOST_NUMBERS. Malformed parts are ignored, because others than
-    the operator may have written the status."""
+    """Yield the numbers of a text of ranges, at most MOST_NUMBERS. Malformed parts are ignored, because other clients
+    may have written the status."""
     matches = filter(None, map(_RANGE.fullmatch, text.split(",")))
     numbers = (range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches)
     yield from islice(chain.from_iterable(numbers), MOST_NUMBERS)

@@ -38,11 +38,11 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _WORD_CHARACTERS = 128
 """Maximum number of characters of a reason, which is one word."""
 _MOST = {int: MOST_COUNT, float: 1e10}
-"""Largest numbers that are accepted. Floats may be seconds, which are subtracted from the current time: with this bound
-the result is a valid date."""
+"""Type of a number -> largest value that is accepted. A float may be a number of seconds to subtract from the current
+time: with this bound the result is a valid date."""
 
 _MOST_EXECUTIONS = 2**31
-"""Largest execution number that is accepted: no job has so many executions, and a status could not hold many more."""
+"""Largest execution number that is accepted; no job has so many executions."""
 
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")
@@ -280,7 +280,8 @@ def _lingers(status: Json) -> bool:
 
 
 def _running_sidecars(status: Json) -> tuple[str, ...]:
-    """Return the names of the containers that keep a pod whose trainer has ended."""
+    """Return the names of the containers that keep the pod after the end of the trainer; empty before the end of the
+    trainer."""
     if not _lingers(status):
         return ()
     others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
@@ -333,7 +334,7 @@ def _termination_message(text: str) -> TerminationMessage | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the number; None if it is infinite or NaN. The result of a phase counts, whatever its loss is."""
+    """Return the number; None if it is infinite or NaN: the result of a phase counts even if its loss is not finite."""
     return value if value is not None and isfinite(value) else None
 
 

@@ -22,10 +22,10 @@ LEAST_CUT_JOBS = 2
 SOON_SECONDS = 1.0
 """Seconds until a job is queued again after a pod has begun or ended its steps."""
 PROGRESS_SECONDS = 10.0
-"""Seconds until a job is queued again after progress: as often as progress is written."""
+"""Seconds until a job is queued again after progress. The status is written at the same interval."""
 REQUEUES_PER_SECOND = 20.0
-"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before; the
-more jobs there are, the longer each pass waits."""
+"""Passes requested per second for all jobs together, after progress and after first reports of training pods. The more
+jobs there are, the longer each pass waits."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. Each wait is also at least as long as the pod had
 been silent at the previous reading."""
@@ -57,9 +57,9 @@ class _RankZeroPod:
     reporter: ReportingPod
     since: datetime
     log_read_at: datetime | None = None
-    """Time at which its log was last read; None: never."""
+    """Time at which the pod's log was last read; None: never."""
     last_progress: ProgressReport | None = None
-    """Newest progress in the log at that time; None: there was none."""
+    """Newest progress in the log when last read; None: the log had no progress, or was never read."""
 
     def log_is_due(self, last_report: LastReport | None, now: datetime) -> bool:
         """Return whether the pod is silent and its log was not read recently."""
@@ -75,25 +75,26 @@ class _RankZeroPod:
 class _Followed:
     requeue: Callable[[float], None] = _queue_nothing
     finish: frozenset[str] = frozenset()
-    """Names of the phases that are to end now."""
+    """Names of the phases that are to end now, at the user's request."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
-    """Memberships that the status records."""
+    """Execution -> membership in the stored status."""
     last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
-    """Time at which the last report of any pod of the job arrived; None: no report has."""
+    """Time of the newest report of any pod of the job; None: no report has arrived."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
-        """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
+        """Return the start of the silence of all pods, if pods run and the silence is longer than `seconds`; else
+        None."""
         if self.rank_zero_pod is None:
             return None
         since = max(self.rank_zero_pod.since, self.reported or self.rank_zero_pod.since)
         return since if (now - since).total_seconds() > seconds else None
 
     def has_reported(self) -> bool:
-        """Return whether pods that run have reported."""
+        """Return whether a report has arrived since a pass first saw the running pod of rank 0."""
         return (
             self.rank_zero_pod is not None and self.reported is not None and self.reported >= self.rank_zero_pod.since
         )
@@ -123,8 +124,9 @@ class ReportStore:
         requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
-        """Follow a job. `finish`: phases that are to end now, if they train. `requeue`: called with seconds when
-        reports require a pass. `members`: memberships in the stored status; answers to pods contain no others."""
+        """Follow a job. `finish`: names of phases that are to end now, if they train. `requeue`: called with a delay in
+        seconds when reports require a pass. `members`: memberships in the stored status; answers to pods contain no
+        others."""
         followed = self._jobs.setdefault(job, _Followed())
         followed.finish, followed.requeue, followed.members = finish, requeue, members
 
@@ -132,7 +134,7 @@ class ReportStore:
         self._jobs.pop(job, None)
 
     def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
-        """Store a report; return whether its job is followed."""
+        """Store a report if its job is followed; return whether it is."""
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return False
@@ -166,7 +168,8 @@ class ReportStore:
         followed.rank_zero_pod = None if reporter is None else _RankZeroPod(reporter, now)
 
     def most_silent(self, now: datetime) -> ReportingPod | None:
-        """Return the pod whose log is to be read next, and note the time; None if no log is due."""
+        """Return the next pod with a log to read, and record `now` as the time of the reading; None if no log is
+        due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
@@ -212,8 +215,8 @@ class ReportStore:
         return followed is not None and followed.has_reported()
 
     def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
-        """Return the number of jobs whose pods run and have reported, by namespace and by whether all of their pods
-        are silent now."""
+        """Return (namespace, is silent) -> number of jobs. A job is silent if all of its pods are silent. Only jobs
+        with running pods that have reported are counted."""
         return Counter(
             (namespace, followed.silent_since(now, QUIET_SECONDS) is not None)
             for (namespace, _), followed in self._jobs.items()
@@ -246,7 +249,7 @@ class ReportStore:
         )
 
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
-        """Return the answer to a stored report, and note whether it requests that the pod finish its phase."""
+        """Return the answer to a stored report. Record if the answer tells the pod to finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
         finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
         if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
@@ -260,8 +263,8 @@ class ReportStore:
 
 
 def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
-    """Return whether so many jobs are silent together that the network path is at fault. If there are several
-    namespaces, one of them is not enough, so that no tenant alone can simulate this fault."""
+    """Return whether the network path is at fault: most jobs are silent, in most namespaces. If there are several
+    namespaces, no tenant alone can simulate this fault."""
     namespaces = {namespace for namespace, _ in jobs}
     cut = [name for name in namespaces if jobs[name, True] > jobs[name, False]]
     silent = sum(jobs[name, True] for name in namespaces)

@@ -1,8 +1,9 @@
 """Times that other machines report, bounded by what the operator itself has observed. In memory only.
 
-A node reports when a container ended, the API server when a pod is to be gone, the Job controller when a Job ended.
-Their clocks may be hours off. A value that a pass finds for the first time was set before that pass, and after the last
-pass that did not find it. Without such passes, as after the operator's start, reported times are trusted.
+A node reports when a container ended, the API server when the grace period of a deleted pod ends, the Job controller
+when a Job ended. The clocks of these machines may be hours off. A value that a pass finds for the first time was set
+before that pass, and after the last pass that did not find it. Without such passes, as after the operator's start,
+reported times are trusted.
 """
 
 from collections.abc import Iterable
@@ -22,9 +23,9 @@ class _Field:
 
     reported: str
     first: datetime
-    """Time of the first pass that found it."""
+    """Time of the first pass that found the value."""
     before: datetime | None
-    """Time of the pass before that one; None: there was none."""
+    """Time of the previous pass, if that pass found the child without the value; else None."""
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ class _Child:
         return known
 
     def bounded(self, name: str, reported: str | None, earliest: datetime | None = None) -> str | None:
-        """Return the reported time, but no later than the first pass that found it, and no earlier than `earliest`
-        or the pass before that one."""
+        """Return the reported time, bounded. Upper bound: the first pass that found the time. Lower bounds: `earliest`,
+        and the pass before the first one. None if there is no reported time."""
         found = self.field(name, reported or "")
         if not reported:
             return reported
@@ -51,8 +52,8 @@ class _Child:
         return _between(reported, max(known, default=None), found.first)
 
     def bounded_end(self, pod: Pod) -> str | None:
-        """Return the bounded time by which a pod that is deleted is to be gone. Its grace period began between two
-        passes as well."""
+        """Return the deletion deadline of a pod, bounded: its grace period started between two passes. None if the pod
+        is not being deleted."""
         found = self.field("leaves", pod.deletion_deadline or "")
         if not pod.deletion_deadline or pod.grace_seconds is None:
             return pod.deletion_deadline
@@ -70,7 +71,7 @@ class _LastPass:
 
 
 class Sightings:
-    """Passes in which the children of each job first reported each time."""
+    """Record of the passes that first found each reported time of each child."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _LastPass] = {}
@@ -88,7 +89,7 @@ class Sightings:
     ) -> tuple[list[ChildJob], list[Pod]]:
         """Return the children of the job with bounded times."""
         known = self._jobs.get(job, _LastPass())
-        # Only present children are stored again, so deleted ones are forgotten.
+        # Only present children are stored again, so deleted children are forgotten.
         observed = self._jobs[job] = _LastPass(last=now)
 
         def child(name: str) -> _Child:
@@ -124,7 +125,8 @@ def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod
 
 
 def _requested_at(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
-    """Return when the pod was requested, a lower bound for all of its times; None if the status does not have it."""
+    """Return the time at which the pod was requested: a lower bound for all times of the pod; None if the status does
+    not have this time."""
     is_newest = pod.execution.number == status.execution and status.execution_time
     return clock.from_text(status.execution_time) if is_newest and status.execution_time else None
 

@@ -16,9 +16,9 @@ from pseudoreal_operator.observe.view import Pod
 class _Newest:
     execution: Execution
     first: Pod | None = None
-    """Pod of rank 0, which has the result."""
+    """Pod of worker 0, which has the result; None: not known."""
     newest: Pod | None = None
-    """Pod with the newest checkpoint."""
+    """Pod with the newest checkpoint in its message; None: not known."""
 
 
 class TerminationMessages:
@@ -41,7 +41,8 @@ class TerminationMessages:
             known.newest = pod
 
     def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
-        """Return the deleted pods of a job whose messages are known. `listed`: names of the pods that still exist."""
+        """Return the deleted pods of a job with known termination messages. `listed`: names of the pods that still
+        exist."""
         known, existing = self._messages.get(job), set(listed)
         pods = {pod.name: pod for pod in (known.first, known.newest) if pod} if known else {}
         return tuple(pod for name, pod in pods.items() if name not in existing)

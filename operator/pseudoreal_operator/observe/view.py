@@ -1,7 +1,7 @@
 """Observed state of a job in one reconcile pass, with its direct consequences; the rules decide on it. Pure.
 
-A queue that holds a job's pods takes no time from the job: the job's clocks are moved on by as long as the pods are
-held.
+Time in a queue does not count against a job: the job's clocks are moved forward by the time for which a queue holds the
+job's pods.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class ChildJob:
-    """A batch/v1 Job. `ended`: when it completed or failed, in RFC 3339."""
+    """A batch/v1 Job. `ended`: time at which the Job completed or failed, in RFC 3339; None: the Job is active."""
 
     name: str
     execution: Execution
@@ -43,22 +43,24 @@ class ChildJob:
     failed_by_operator: bool = False
     """Whether the operator has failed the Job (maxFailedIndexes: 0), so that the Job controller ends its pods."""
     queued: bool = False
-    """Whether the Job is suspended, not by the operator but by a queue that has not admitted it."""
+    """Whether a queue holds the Job: the Job is suspended until the queue admits it."""
     held: str | None = None
-    """Time at which its queue last began to hold it, in RFC 3339; None: no queue holds it."""
+    """Time at which the queue last began to hold the Job, in RFC 3339; None: no queue holds the Job."""
     admitted: str | None = None
-    """Time at which its queue last admitted it, in RFC 3339; None: no queue ever held it, or one holds it now."""
+    """Time at which the queue last admitted the Job, in RFC 3339; None: no queue has held the Job, or a queue holds it
+    now."""
     start_time: str | None = None
-    """Time at which the Job controller started it, or started it again after an admission by its queue, in RFC 3339."""
+    """Time at which the Job controller started the Job, or started it again after an admission, in RFC 3339; None: not
+    started."""
     uid: str = ""
     workers: int | None = None
-    """Number of workers that it was created with; spare pods are not included."""
+    """Number of workers at the creation of the Job, without spare pods; None: unknown."""
     last_steps: str | None = None
-    """Last step of its phase and last step of the job, as known when it was created, as PHASE/JOB; None for a
+    """Last steps of the phase and of the job, as known at the creation of the Job, written PHASE/JOB; None for a
     delink."""
     excludes_until: str | None = None
-    """Time until which its pods wait for nodes other than the excluded nodes, in RFC 3339; None: it excludes no
-    nodes."""
+    """Time until which the pods wait for nodes other than the excluded nodes, in RFC 3339; None: no nodes are
+    excluded."""
 
 
 class PodPhase(StrEnum):
@@ -72,7 +74,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Termination:
-    """How the trainer container ended."""
+    """End of the trainer container."""
 
     exit_code: int
     reason: str
@@ -100,26 +102,26 @@ class Pod:
     ready: bool = False
     node: str = ""
     started: str | None = None
-    """Time at which its trainer container started, in RFC 3339."""
+    """Time at which the trainer container started, in RFC 3339; None: not started."""
     termination: Termination | None = None
     disruption: str | None = None
-    """Reason why Kubernetes itself ended the pod: preemption, eviction, a lost node; None: Kubernetes did not."""
+    """Kubernetes' reason for ending the pod by itself: preemption, eviction, a lost node; None: the pod was not
+    disrupted."""
     conditions: frozenset[str] = frozenset()
     """Types of the pod's conditions that are True."""
     reason: str = ""
-    """Kubernetes' reason for the state of the pod as a whole."""
+    """Kubernetes' reason for the state of the pod as a whole; empty: no reason."""
     complaint: str = ""
-    """`reason` with Kubernetes' message."""
+    """Kubernetes' reason and message for the state of the pod as a whole; empty: neither."""
     blocker: Blocker | None = None
     memory_limit: str = ""
-    """Memory limit of the trainer container, as written in the pod."""
+    """Memory limit of the trainer container, as a Kubernetes quantity; empty: no limit."""
     workers: int = 0
-    """Number of workers of its execution, from the pod's environment; 0 for a delink."""
+    """Number of workers of the pod's execution, from the pod's environment; 0 for a delink."""
     deletion_deadline: str | None = None
-    """Time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339; None: it is
-    not being deleted."""
+    """End of the grace period of a pod that is being deleted, in RFC 3339; None: the pod is not being deleted."""
     grace_seconds: int | None = None
-    """Grace period included in `deletion_deadline`, in seconds."""
+    """Grace period of the deletion, in seconds; None: the pod is not being deleted."""
     sidecars: tuple[str, ...] = ()
     """Names of sidecars: containers that keep running after the trainer has ended, such as an injected proxy."""
     lingers: bool = False
@@ -128,7 +130,8 @@ class Pod:
     has_run: bool = True
     """Whether any container of the pod has ever run."""
     ended: str | None = None
-    """Time at which a pass first saw that the pod had failed, if Kubernetes gives no time, in RFC 3339."""
+    """Time at which a pass first saw that the pod had failed, in RFC 3339. None: the pod has not failed, or Kubernetes
+    reports the time of the failure."""
 
     @property
     def is_alive(self) -> bool:
@@ -140,18 +143,19 @@ class Pod:
 
 
 def ended_at(pod: Pod, now: datetime) -> datetime:
-    """Return when the pod ended; `now` if unknown. `Sightings` has already bounded the times that Kubernetes
-    reports."""
+    """Return the time at which the pod ended; `now` if unknown. `Sightings` has already bounded the times that
+    Kubernetes reports."""
     end = (pod.termination.finished if pod.termination else "") or pod.ended
     return clock.from_text(end) if end else now
 
 
 SIDECAR_SECONDS = 15.0
-"""Seconds that other containers have to end after the trainer: native sidecars do, and proxies that get a signal."""
+"""Seconds that other containers have to end after the trainer. Native sidecars end in this time, and so do proxies that
+receive a signal."""
 
 
 def is_kept_by_sidecar(pod: Pod, now: datetime) -> bool:
-    """Return whether sidecars keep a pod whose trainer ended at least SIDECAR_SECONDS ago."""
+    """Return whether sidecars keep the pod, and the trainer ended at least SIDECAR_SECONDS ago."""
     return bool(pod.sidecars) and now >= ended_at(pod, now) + timedelta(seconds=SIDECAR_SECONDS)
 
 
@@ -165,23 +169,25 @@ class LastReport:
     pod: str
     """Name of the pod. A queue may take the pods of an execution back, and admit new ones later."""
     first: datetime
-    """Time of the first of these reports."""
+    """Time of the pod's first report since its ranks were last restarted in place."""
     last: datetime
     """Time of the pod's newest report."""
     report: PodReport
     """Newest report of the pod."""
     training_since: datetime | None = None
-    """Time at which a rank of the pod was first seen in a step, or past one; None: no rank has been yet."""
+    """Time at which a rank of the pod was first seen in a step or after one; None: no rank has started its first
+    step."""
     progressed: datetime | None = None
-    """Time at which its steps were last seen to grow, or a save to be in progress; None: never."""
+    """Time at which the pod's steps were last seen to grow, or a save was last seen in progress; None: never."""
     log_unchanged: datetime | None = None
-    """Time at which the log of the silent pod was last read and was the same as before; None: never."""
+    """Time of the last reading of the silent pod's log without new progress; None: never."""
     told_to_finish: bool = False
-    """Whether an answer to the pod has requested that it end its phase."""
+    """Whether an answer to a report has told the pod to end its phase."""
 
     @property
     def restarted(self) -> InPlace | None:
-        """Restarts in place after which its ranks have started; None: there are none, or its ranks have not started."""
+        """The pod's account of its restarts in place, once its ranks have started again; None: no restart, or no ranks
+        yet."""
         return self.report.in_place if self.report.ranks else None
 
     @property
@@ -205,7 +211,7 @@ class Observed:
     orphans: tuple[str, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
     deleted_pods: tuple[Pod, ...] = ()
-    """Deleted pods whose termination messages are known."""
+    """Deleted pods with known termination messages."""
     spares: tuple[Pod, ...] = ()
     """Spare pods that replace no worker; `pods` are workers only."""
     replaced: tuple[Pod, ...] = ()
@@ -213,7 +219,7 @@ class Observed:
     non_worker_reports: tuple[LastReport, ...] = ()
     """Reports of pods that are not workers."""
     silent_since: datetime | None = None
-    """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
+    """Start of the silence of all running pods; None: reports arrive, or the silence is short."""
     has_reported: bool = False
     """Whether any running pod of the job has reported since it started."""
     path_is_cut: bool = False
@@ -251,14 +257,14 @@ def _with_clocks_moved(status: PseudoRealJobStatus, held: timedelta) -> PseudoRe
 
 
 def _start_of_unobserved_hold(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
-    """Return since when a queue held the Job, if it admitted the Job before any pass saw the hold, for instance
-    while the operator was away; else None."""
+    """Return the start of a hold by a queue that ended before any pass saw it, for instance while the operator was
+    away; None if there was no such hold."""
     admitted, created = _moment(job.admitted) if job else None, _moment(status.execution_time)
     return status.execution_time if admitted and created and admitted > created else None
 
 
 def _end_of_hold(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
-    """Return when the hold that began at `since` was over; `now` if the Job controller has not reported it yet."""
+    """Return the end of the hold that began at `since`; `now` if the Job controller has not reported the end yet."""
     said = map(_moment, (job.admitted, job.start_time)) if job else ()
     return min([now, *(moment for moment in said if moment and moment >= since)])
 
@@ -289,8 +295,8 @@ class View:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """Status with an execution number that no child exceeds (even if a status was lost), with phases that were
-        added to the spec, and with clocks moved on by the time in a queue."""
+        """The stored status with three changes: no child exceeds the execution number, even if a status was lost;
+        phases that were added to the spec are included; clocks are moved forward by the time in a queue."""
         executions = [job.execution for job in self.observed.jobs] + [pod.execution for pod in self.observed.every_pod]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
         phases = with_added_phases(self.observed.status.phases, self.spec)
@@ -316,12 +322,12 @@ class View:
 
     @property
     def job_name(self) -> str:
-        """Name of the Job of the present execution, whichever release created it."""
+        """Name of the Job of the present execution, even if another release created the Job."""
         return self.job.name if self.job else self.execution.name(self.metadata)
 
     @cached_property
     def job(self) -> ChildJob | None:
-        """Job of the present execution; None: it does not exist, or is being deleted while it runs."""
+        """Job of the present execution; None: the Job does not exist, or is being deleted while it runs."""
         return self._job_of(self.execution)
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
@@ -333,8 +339,8 @@ class View:
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
-        """Return whether all workers have succeeded although the Job may not complete: a failed pod that is not
-        a worker fails the Job in the end, a stuck one keeps it, and so does a pod that a sidecar keeps."""
+        """Return whether all workers have succeeded, but the Job has failed or may never complete. A failed pod that is
+        not a worker makes the Job fail in the end. A stuck pod, or a pod that a sidecar keeps, keeps the Job active."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
         )
@@ -342,7 +348,7 @@ class View:
 
     def _is_kept_by_sidecars_only(self, job: ChildJob) -> bool:
         """Return whether no trainer of the Job is alive and only sidecars keep its pods: the Job controller counts such
-        pods as running. The caller has excluded that all workers succeeded."""
+        pods as running. Call it only if some worker has not succeeded."""
         left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_kept_by_sidecar(job)
 
@@ -353,7 +359,7 @@ class View:
         )
 
     def _have_all_succeeded(self, job: ChildJob) -> bool:
-        """Return whether all workers have succeeded, in whichever pods."""
+        """Return whether all workers of the Job have succeeded, in their own pods or in spare pods."""
         done = {pod.index for pod in self.observed.pods if pod.execution == job.execution and pod.has_succeeded}
         return job.workers is not None and done == set(range(job.workers))
 
@@ -363,7 +369,7 @@ class View:
 
     @property
     def missing_workers(self) -> list[int]:
-        """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
+        """Numbers of the workers without a pod; empty if there is no Job, or if the operator has failed the Job."""
         if self.job is None or self.job.failed_by_operator:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})

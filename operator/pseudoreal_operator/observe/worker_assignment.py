@@ -31,8 +31,8 @@ def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
 
 
 def with_worker_indices(observed: Observed) -> Observed:
-    """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Must
-    be called once: the API server and the pods' reports number pods by their completion indices."""
+    """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Call it
+    only once: in `observed`, as read from the API server and from reports, `index` is the completion index."""
     assignment = _Assignment(memberships(observed.status), _workers(observed))
     others = [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
     return replace(
@@ -56,8 +56,8 @@ def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
 
 
 def ready_spares(observed: Observed, execution: Execution, now: datetime) -> list[Pod]:
-    """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
-    their reports."""
+    """Return the running spare pods of the execution that report. A spare pod learns of a takeover from the answer to
+    its report."""
     reporting = {one.pod for one in observed.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
     own = (pod for pod in observed.spares if pod.execution == execution and pod.name in reporting)
     ready = (
@@ -70,7 +70,7 @@ def ready_spares(observed: Observed, execution: Execution, now: datetime) -> lis
 class _Assignment:
     members: dict[Execution, Membership]
     workers: dict[Execution, int]
-    """Known numbers of workers, by execution."""
+    """Execution -> number of workers, if known."""
 
     def worker(self, execution: Execution, index: int) -> int | None:
         """Return the worker index of the pod with this completion index; None: the pod is not a worker."""

@@ -1,13 +1,13 @@
 """Conditions of a job: states for programs, and sentences for people. Pure.
 
-Accepted, Progressing, Delinked and Suspended always exist, once the job could be read. Complete or Failed appears, as
-True, when the job has ended, as in batch/v1: the printer column REASON shows the reason of Failed, so a job that has
-not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
-at once, with the reason NotNeeded.
+Accepted, Progressing, Delinked and Suspended always exist, once the job could be read. As in batch/v1, Complete or
+Failed is added, with status True, when the job has ended. The printer column REASON shows the reason of Failed, so a
+job that has not failed must not have the condition Failed. Delinked is True once the last delink is done; in a job of
+one phase it is True at once, with the reason NotNeeded.
 
-A status whose texts the API server rejects is written without them (`without_texts`), and then without figures: states
-and names must not wait. The sentence in place of a text contains a digest of the text, so the status itself remembers
-which texts were rejected: only other texts are tried.
+If the API server rejects a status, the status is written without its texts (`without_texts`), and then also without
+figures: states and names must not wait. Each text is replaced by a sentence with a digest of the text. So the status
+records the rejected texts, and the operator tries only other texts.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ _REJECTED_TEXT = "The API server refused the text of this condition"
 
 @dataclass(frozen=True)
 class NewCondition:
-    """A condition without its bookkeeping."""
+    """New value of a condition. `merge_conditions` and `with_condition` add lastTransitionTime and
+    observedGeneration."""
 
     type: str
     status: Truth
@@ -113,7 +114,7 @@ def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 
 
 def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status without its texts, and without values from pods that no decision needs."""
+    """Return the status without its texts, progress, placement, layouts and losses. No decision needs these values."""
     known = without_texts(status)
     phases = [
         phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
@@ -133,7 +134,7 @@ def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
 
 
 def sentence_for(text: str) -> str:
-    """Return the sentence that stands in place of a text."""
+    """Return the sentence that replaces a rejected text."""
     return f"{_REJECTED_TEXT}; the operator's log shows it as text {_digest(text)}."
 
 

@@ -21,7 +21,7 @@ from pseudoreal_operator.untrusted_text import shorten
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000
 _MESSAGE_BYTES = 1024
-"""Kubernetes' limit for an event with an eventTime."""
+"""Maximum bytes of a message: Kubernetes' limit for events with an eventTime."""
 _DETAIL_CHARACTERS = 60
 
 
@@ -89,7 +89,7 @@ class Event:
 
 
 def to_manifests(events: Sequence[Event], job: JobMetadata, now: datetime, instance: str) -> list[dict[str, Any]]:
-    """Return the manifests of the events. Sorted by eventTime they stay in their order."""
+    """Return the manifests of the events. Their eventTimes are one microsecond apart, to keep the order."""
     moments = [now + timedelta(microseconds=place) for place in range(len(events))]
     return [to_manifest(event, job, moment, instance) for event, moment in zip(events, moments, strict=True)]
 
