@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def age(since: str | None, now: datetime) -> str:
-    """Return the time since an RFC 3339 time, as a duration text; "-" if it is None."""
+    """Return the duration from `since`, an RFC 3339 time, to `now`, as text; "-" if `since` is None."""
     return NOTHING if since is None else duration((now - datetime.fromisoformat(since)).total_seconds())
 
 

@@ -67,7 +67,8 @@ def _node(body: Json, used: dict[str, Counter[str]]) -> Node:
 
 
 def requests_of(pod: Json) -> Amounts:
-    """Return the resources reserved by the scheduler for a pod with this spec, including 1 of `pods`."""
+    """Return the resources reserved by the scheduler for a pod with this spec, including 1 unit of the resource
+    `pods`."""
     together, first = Counter[str](), Counter[str]()
     for container in pod.get("containers") or []:
         together.update(_of_container(container))

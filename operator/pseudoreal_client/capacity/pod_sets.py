@@ -70,7 +70,7 @@ def _is_on_node(spec: Json) -> bool:
 
 
 def limits_below_needs(phase: Phase, spec: Json, needs: PodNeeds) -> list[str]:
-    """Return a sentence with the remedy for each limit of the job below the estimate."""
+    """Return a sentence for each limit of the job that is below the estimate, with the remedy."""
     found = []
     trainer = next(one for one in spec["containers"] if one["name"] == CONTAINER)
     memory = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")

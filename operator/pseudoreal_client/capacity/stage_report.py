@@ -24,10 +24,10 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class TrafficLevel:
-    """Traffic between all places of one kind."""
+    """Traffic between the places of one kind, such as nodes."""
 
     places: str
-    """Name of the places in the plural: nodes, or values of a topology key."""
+    """Plural noun for the places: "nodes", or "values of KEY" with the label key of the topology."""
     count: int
     bytes: dict[Exchange, int]
     """Kind of exchange -> bytes per step."""
@@ -161,7 +161,7 @@ def _names(nodes: Sequence[str]) -> str:
 def traffic_levels(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[TrafficLevel]:
     """Return the levels over which the pods are spread, widest first.
 
-    With a topology, workers are numbered as the pods do it (`worker_order`).
+    With a topology, workers are numbered as pods number themselves at run time (`worker_order`).
     """
     places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
     order = worker_order(places, mesh, flows) if topology else range(len(places))

@@ -14,8 +14,8 @@ Json = dict[str, Any]
 
 
 def pods_to_read(job: ObservedJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
-    """Return the pods of the newest execution, or with `previous` of the execution before. With `rank`, return only the
-    pod of this rank.
+    """Return the pods of the newest execution or, if `previous`, of the execution before the newest. `rank`: return
+    only the pod of this rank; None: all pods.
 
     Raises CommandError if there are no such pods.
     """

@@ -95,8 +95,8 @@ class ObservedJob:
         return next((phase for phase in self.status.phases if phase.name == name), None)
 
     def first_rank(self, pod: Pod) -> int | None:
-        """Return the first rank of a pod; None if the pod has no worker index, or if a topology decides and the status
-        has no placement of the pod."""
+        """Return the first rank of a pod; None if the pod has no worker index, or if a topology decides the ranks and
+        the status has no placement of the pod."""
         if pod.execution.kind is StageKind.DELINK:
             return 0
         worker = worker_of(self.status, pod)

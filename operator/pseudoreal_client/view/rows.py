@@ -1,4 +1,4 @@
-"""One line per job: the rows of `pseudoreal get`, and the line of `watch` if the output is no terminal. Pure."""
+"""One line per job: the rows of `pseudoreal get`, and the line of `watch` if the output is not a terminal. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
