@@ -53,7 +53,7 @@ async def run(settings: Settings) -> None:
         def health_facts() -> dict[str, int]:
             return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counters)}
 
-        # Before the first request to the API server, which may be away.
+        # Serve the probes before the first request to the API server, which may not answer.
         await stack.enter_async_context(serve_health(health_facts, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.run_watches(watching))
@@ -64,13 +64,13 @@ async def run(settings: Settings) -> None:
             else None
         )
         if certificate:
-            # On a standby too: the leader may still serve a certificate whose key is in no file any more, and the
-            # standby must have that certificate in memory when it takes over.
+            # Keep the certificate fresh on a standby too: the leader may still serve a certificate whose key is in no
+            # file any more, and the standby must have that certificate in memory when it takes over.
             await stack.enter_async_context(keep_fresh(certificate))
         await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
-        # Before the stack ends the watches and closes the connections, which running passes still use.
+        # End the passes before the stack ends the watches and closes the connections, because running passes use both.
         leading.cancel()
         await asyncio.wait([leading])
         if not leading.cancelled():
@@ -99,7 +99,7 @@ async def _lead(
     # Lease is still held, so their writes are sent; once it is released, another operator may write.
     async with AsyncExitStack() as stack:
         if settings.lease and fence:
-            # With its own connections, so that no other request holds up a renewal.
+            # The Lease has its own connections, so that no other request holds up a renewal.
             lease_api = await stack.enter_async_context(connect())
             await stack.enter_async_context(keep_lease(lease_api, settings.lease, fence))
         LEADER.set_function(lambda: float(fence is None or fence.is_open))
@@ -107,7 +107,8 @@ async def _lead(
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.lead())
         if settings.lease:
-            # Last, so that the Service selects this pod only once the endpoint serves and jobs are followed.
+            # Move the label last, so that the Service selects this pod only once the endpoint serves and jobs are
+            # followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 

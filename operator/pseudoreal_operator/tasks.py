@@ -22,7 +22,7 @@ async def background_task(name: str, coroutine: Coroutine[Any, Any, object]) -> 
     try:
         yield task
     finally:
-        # Before the cancellation: an intended end must not fail the probe.
+        # Allow the end before the cancellation: an intended end must not fail the probe.
         allow_end(task)
         task.cancel()
         await asyncio.wait([task])

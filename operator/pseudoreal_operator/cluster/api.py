@@ -133,8 +133,8 @@ class Api:
                     skipped({"metadata": metadata}, reason)
                 continue
             following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
-            # Pop each object before it is yielded, to free its memory: the consumer may await for long between two
-            # objects.
+            # Pop each object before yielding it, so that its memory can be freed: the consumer may wait a long time
+            # before it asks for the next object.
             items = (page.pop("items", None) or [])[::-1]
             while items:
                 yield items.pop()

@@ -110,8 +110,8 @@ async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
 
 
 def metadata_of(head: bytes) -> Json | None:
-    """Return the metadata of the object in `head`; None if `head` does not contain its name. `head`: start of an
-    object, of a change of a watch, or of a list, in which the first object counts.
+    """Return the metadata of the object in `head`; None if `head` does not contain its name. `head`: first bytes of an
+    object, of a watch event, or of a list; for a list, the metadata of its first object is returned.
 
     Objects of built-in kinds, and metadata alone, are written in the order of their fields: name, namespace, uid and
     version come before everything that users write; the managed fields, which mirror the depth of the object, come

@@ -84,8 +84,8 @@ class Fence:
 
         class Fenced(ClientRequest):
             async def send(self, conn: Connection) -> ClientResponse:
-                # Again here, after `guard`: connecting, and waiting for a free connection, may have taken longer than
-                # the right to write lasted.
+                # Check again after `guard`: the right to write may have expired while the request waited for a
+                # connection.
                 if self.method not in _READS:
                     fence.check()
                 return await super().send(conn)

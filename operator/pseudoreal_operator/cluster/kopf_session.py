@@ -84,7 +84,8 @@ class Contact:
         self.last = time.monotonic()
 
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-        """Middleware around every request of kopf."""
+        """aiohttp middleware for kopf's requests: record activity and the number of pending requests, request a list of
+        jobs as the metadata of one object, and reduce successful responses."""
         if _is_of_jobs(request.url.path):
             self.has_requested_jobs = True
             if "watch" not in request.url.query:
@@ -194,8 +195,8 @@ class _JobChanges(_Content):
                 self._skip(line, error)
                 continue
             if code := _error_in(change):
-                # Errors other than 410 would end kopf, so only the stream ends; kopf then watches on from the last
-                # change that it received.
+                # kopf would end on an error other than 410, so end only this stream. kopf then resumes the watch after
+                # the last change that it received.
                 WATCH_ERRORS.labels(kind=KIND).inc()
                 self._contact.failures += 1
                 pause = min(0.5 * 2.0 ** min(self._contact.failures, 10), _MOST_PAUSE_SECONDS)

@@ -99,7 +99,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
         renewal.cancel()
         await asyncio.wait([renewal])
         fence.close()
-        # After the fence is closed: once the Lease is released, another operator may write.
+        # Release the Lease after the fence is closed, because another operator may write from then on.
         await _release(api, lease, fence, term)
     if not renewal.cancelled():
         renewal.result()
@@ -169,9 +169,9 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
 async def _renew_once(api: Api, lease: Lease, term: int) -> int:
     """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost if another
     operator holds the Lease or has held it in between."""
-    # Read before each write, however late the renewal is. The same holder with the same term proves that no other
-    # operator led in between, so everything that this operator knows still holds. The holder alone does not prove it:
-    # the term counts how often the holder changed.
+    # Read the Lease before each renewal, however late the renewal is. The same holder with the same term proves that no
+    # other operator led in between, so everything that this operator knows still holds. The holder alone does not prove
+    # it: the term counts how often the holder changed.
     seen = await _read(api, lease, None)
     if seen is not None and (seen.holder != lease.holder or seen.term != term):
         raise LeaseLost("another operator took the lease")

@@ -66,8 +66,8 @@ def encode_body(value: Any) -> bytes:
 
 
 async def send_utf8(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-    """Middleware that encodes bodies again: the Kubernetes client escapes every character outside ASCII, in each
-    content type."""
+    """aiohttp middleware: encode the JSON body again with `encode_body`, because the Kubernetes client escapes every
+    non-ASCII character."""
     if request.body:
         await request.update_body(encode_body(json.loads(await request.body.as_bytes())))
     return await send(request)

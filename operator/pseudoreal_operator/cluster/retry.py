@@ -21,7 +21,7 @@ _MOST_RETRY_AFTER = 600.0
 class Backoff:
     seconds: float
     is_retry_after: bool = False
-    """Whether the API server asked for the wait (Retry-After). Events do not end such a wait early."""
+    """Whether the API server asked for the wait (Retry-After). If True, events do not end the wait early."""
 
 
 def backoff_after(error: Exception, failures: int, jitter: float) -> Backoff:

@@ -18,10 +18,10 @@ Json = dict[str, Any]
 
 _GONE = 410
 _PAUSE_SECONDS = 0.1
-"""Seconds between two connections."""
+"""Seconds between the end of a watch without an error and the next watch."""
 _MOST_PAUSE_SECONDS = 10.0
-"""Maximum seconds between two connections, unless the API server asks for more. A recovered API server is noticed
-soon."""
+"""Maximum seconds between a failed connection and the next, so that a recovered API server is noticed soon. A
+Retry-After of the API server may be longer."""
 
 log = structlog.get_logger()
 
@@ -48,7 +48,8 @@ class Watch:
             try:
                 if not version:
                     version = await self.api.version(self.kind, self.namespace, self.label)
-                    # After reading the version: a pass that is requested now reads all changes before the watch.
+                    # Call it after the version was read: a pass that is requested now reads all changes up to this
+                    # version.
                     self.on_missed()
                     started.set()
                     last_event.set_to_current_time()

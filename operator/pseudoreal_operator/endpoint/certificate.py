@@ -88,9 +88,9 @@ class Certificate:
     def _accept(self, new: ssl.SSLContext) -> None:
         """Serve the new certificate, or hold it back until the pods know its CA; send its CA to pods from now on."""
         offered = _certificates(self._content[-1])
-        # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate are still sent to pods, because the
-        # old certificate is served for a while longer, here or by the other operator. The CAs of a certificate that was
-        # pending until now are left out: that certificate is never served.
+        # Merge before `_serve`, which replaces `_trusted`. The CAs of the old certificate are still sent to pods,
+        # because the old certificate is served for a while longer, here or by the other operator. The CAs of a
+        # certificate that was pending until now are left out: that certificate is never served.
         self.authorities = _merge(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:

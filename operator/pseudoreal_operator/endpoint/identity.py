@@ -30,8 +30,8 @@ expiry. The minimum applies if the API server accepts a token that has expired b
 REJECTION_SECONDS = 30.0
 """Seconds for which a rejected token is rejected again without a review."""
 SUSPECT_SECONDS = 60.0
-"""Seconds after a rejection for which an address is a suspect. Its reviews are charged to the share of tokens without a
-namespace."""
+"""Seconds for which an address is suspect after one of its tokens was rejected. Reviews for suspect addresses use the
+share of tokens without a namespace."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
 """Limits on reviews of all tokens together, because each review is a request to the API server."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50

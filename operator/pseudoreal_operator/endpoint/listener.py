@@ -33,8 +33,8 @@ AUTHENTICATION_SECONDS = 10.0
 """Maximum seconds from a connection to its first valid token."""
 HANDSHAKE_SECONDS = 5.0
 PER_SECOND, AT_ONCE = 100, 200
-"""Limits on handshakes of all clients together that lead to no valid token, because handshakes occupy the event
-loop."""
+"""Limits on handshakes that lead to no valid token, of all clients together: handshakes per second, and burst.
+Handshakes occupy the event loop."""
 IDLE_SECONDS = 15.0
 """Seconds of silence after which a connection is closed: pods report every few seconds."""
 _RESERVED_FILES = 512
@@ -132,7 +132,8 @@ class Listener:
             async with asyncio.timeout(AUTHENTICATION_SECONDS):
                 await _wait_for_data(accepted)
                 async with self._turn(connection):
-                    # Before the handshake: a request, and so `recognize`, may follow as soon as it has succeeded.
+                    # Register the handler before the handshake: a request, and so `recognize`, may follow at once after
+                    # the handshake.
                     self._authenticating[handler := server()] = authenticated
                     transport = await self._start_tls(accepted, handler)
                 await authenticated

@@ -24,7 +24,7 @@ from pseudoreal_operator.observe.reading import read_report
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 
 PER_SECOND, BURST = 1.0, 5.0
-"""Limits on the reports of one pod, which sends one every few seconds."""
+"""Limits on the reports of one pod: reports per second, and burst. A pod sends one report every few seconds."""
 READ_SECONDS = 10.0
 """Time limit for the body of a report."""
 RETRY_SECONDS = 10

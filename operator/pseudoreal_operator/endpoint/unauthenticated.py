@@ -21,7 +21,7 @@ MOST_OF_ADDRESS, MOST_OF_NETWORK = 64, 512
 HANDSHAKES_OF_ADDRESS, HANDSHAKES_OF_NETWORK = 5, 40
 """Maximum number of handshakes at a time of one address, and of one IPv6 network."""
 PER_SECOND, AT_ONCE = 10, 200
-"""Limits on new connections of one address that bring no valid token."""
+"""Limits on new connections of one address that bring no valid token: connections per second, and burst."""
 NETWORK_FACTOR = 10
 """Limits on new connections of an IPv6 network, as a multiple of the limits of an address. All pods of a cluster may be
 in one network."""

@@ -32,8 +32,8 @@ def find_blocker(view: View) -> Blocker | None:
 
 
 def _on_the_claim(view: View) -> str:
-    """Return a sentence on the claim created for the job; empty if there is none, or nothing to say about it. No
-    object that the operator reads tells the capabilities of the claim's storage class."""
+    """Return a sentence on the claim created for the job if the claim must be mounted by several nodes; else an empty
+    text. The operator cannot check this: it reads no object with the capabilities of a storage class."""
     claim = claim_manifest(view.observed.job)
     if claim is None or _MANY not in claim["spec"].get("accessModes", ()):
         return ""
@@ -48,8 +48,8 @@ def _on_the_claim(view: View) -> str:
 
 
 def why_queued(job: ChildJob, queue: str | None) -> str:
-    """Return a sentence on a Job that a queue holds. `queue`: name in spec.scheduling.queue; None: the job names
-    none."""
+    """Return a sentence on a Job that a queue holds. `queue`: name in spec.scheduling.queue; None: the spec names no
+    queue."""
     held_by = f"queue {queue}" if queue else "a queue that spec.scheduling.queue does not name"
     return (
         f"Job {job.name} is suspended until {held_by} admits it. What it waits for:"

@@ -62,7 +62,8 @@ def readmit_nodes(view: View) -> Decision | None:
 
 
 def exclusion_ends(view: View) -> datetime | None:
-    """Return when an execution that excludes nodes has waited long enough for other nodes; None if no pod waits."""
+    """Return the time at which the pods have waited long enough for nodes other than the excluded ones; None if no
+    nodes are excluded, or no pod waits for a node."""
     job = view.job
     if job is None or job.state is not JobState.ACTIVE or job.queued or job.excludes_until is None:
         return None

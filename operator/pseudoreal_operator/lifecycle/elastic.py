@@ -138,7 +138,7 @@ def _room(view: View) -> int:
 
 
 def _patience_ends(view: View) -> datetime | None:
-    """Return when the phase stops waiting for nodes, or for its queue; None if it waits for neither."""
+    """Return the time at which the phase stops waiting for nodes, or for its queue; None if it waits for neither."""
     if not _is_elastic(view) or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:
@@ -175,8 +175,8 @@ def _lingering_pods(view: View) -> list[Pod]:
 
 
 def _abandon_after(view: View) -> datetime | None:
-    """Return when to abandon the pods of earlier executions; None if there are none, or if one of them is not being
-    deleted."""
+    """Return the time at which to abandon the pods of earlier executions; None if there are no such pods, or if one of
+    the pods is not being deleted."""
     lingering = _lingering_pods(view) if _is_elastic(view) else []
     times = [clock.from_text(pod.deletion_deadline) for pod in lingering if pod.deletion_deadline]
     if not lingering or len(times) < len(lingering):

@@ -339,7 +339,7 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
     if not have_all_started(view):
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_hang(view)) is not None:
-        # A clock is over after its last second (waited > allowed), not at it.
+        # A clock runs out only beyond its limit (waited > allowed), not exactly at its limit.
         yield wait + _MOMENT_SECONDS
 
 

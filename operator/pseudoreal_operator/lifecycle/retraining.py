@@ -82,7 +82,8 @@ def roll_back(view: View, sentence: str) -> Decision:
         return fail(view, view.status, "DelinkTimeout", f"{sentence} {exhausted}")
     number = view.status.execution + 1
     discard = Discard(before_execution=number, from_step=before.step or 0)
-    # Checkpoints that the continued job made in later phases stay valid: they fit the end that is trained again.
+    # Keep the checkpoints of later phases from the job that this job continues (spec.checkpoint.continueFrom): they
+    # stay valid when the end of this phase is trained again.
     phases = _reset_phases(view.status.phases, index, discard, continued=False)
     status = with_failure(view, view.status, Cause("DelinkTimeout", sentence))
     wait = wait_seconds(status, view.spec.restart)
@@ -158,7 +159,8 @@ def train_on(view: View) -> Decision:
 
 
 def ended_too_early(view: View, message: TerminationMessage) -> bool:
-    """Return whether a phase has ended at its last step, and the spec moved this step while the phase trained."""
+    """Return whether the phase ended at the last step that its execution was created with, although the spec now has a
+    later last step."""
     if view.job is None or view.job.last_steps is None:
         return False
     planned = int(view.job.last_steps.partition("/")[0])

@@ -37,7 +37,7 @@ ORIGIN_SECONDS = 6.0
 """Time limit in seconds for the pod in which a fault began to report the fault, counted from the end of a pod that only
 lost its connection to a peer."""
 SPARE_SECONDS = 20.0
-"""Seconds after the end of a pod in which the other pods have to report that they wait for a replacement. Pods
+"""Time limit in seconds, from the end of a pod, for the other pods to report that they wait for a replacement. Pods
 report every few seconds."""
 STUCK_SECONDS = 15.0
 """Seconds after the end of a pod's grace period at which the pod counts as stuck if it still exists."""
@@ -71,7 +71,7 @@ def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execut
     # execution.
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
-    # Before the failed pods are judged: the other pods must live on, to train with the spare pod.
+    # Check this before the failed pods: if a spare pod may take over, the other pods must live on to train with it.
     if can_spare_take_over(observed, execution, now):
         return False
     if _waits_for_ended_pod(observed, execution):
@@ -153,7 +153,8 @@ def is_ending_soon(pod: Pod, now: datetime) -> bool:
 def pods_to_release(view: View) -> Iterator[str]:
     """Yield the names of pods that only sidecars keep, and whose termination messages the status has."""
     for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
-        # Before the status has the termination message, passes read it from the pod: a deleted pod has none.
+        # Until the status has the termination message, passes read the message from the pod, so the pod must not be
+        # deleted.
         is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
         if is_read and not is_ending_soon(pod, view.now):
             yield pod.name

@@ -104,7 +104,8 @@ class EventRecorder:
         return backoff_after(error, failures, random())
 
     def _pop_first(self, job: Name) -> float | None:
-        """Drop the first event of the job; return 0 if another one waits, else None."""
+        """Drop the first event of the job. Return the seconds until the next event is posted: 0 if another event waits;
+        None if no event waits."""
         waiting = self._waiting.get(job) or deque()
         if waiting:
             waiting.popleft()

@@ -154,7 +154,7 @@ def name_of(body: Json) -> Name:
 
 
 def first_pass_delay(body: Json, now: datetime) -> float | None:
-    """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
+    """Return the seconds until a newly found job needs a pass; None: the job has ended or is being deleted, and nothing
     is left to do."""
     summary, spec = summary_of(body), body.get("spec") or {}
     if summary.deleting:

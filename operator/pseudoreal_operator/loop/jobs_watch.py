@@ -26,8 +26,8 @@ from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
 _UNWATCHED_SECONDS = 12.0
-"""Seconds of silence after which kopf is restarted if it has not requested jobs: kopf looks for the kind only once, and
-has not found it."""
+"""Seconds of silence after which kopf is restarted if it has never requested jobs: kopf did not find their kind, and
+looks for the kind only once."""
 _SILENT_SECONDS = 150.0
 """Seconds of silence after which kopf counts as dead: its watch receives something once a minute."""
 _CHECK_SECONDS = 1.0

@@ -54,7 +54,7 @@ permissions, must not hold up the others."""
 
 LOG_LINES = 50
 PAUSE_SECONDS = 1.0
-"""Seconds between two log requests."""
+"""Seconds between two requests for logs of silent pods."""
 
 log = structlog.get_logger()
 

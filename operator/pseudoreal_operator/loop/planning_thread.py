@@ -150,7 +150,7 @@ class _Overrun:
 
 
 class OverrunBackoff:
-    """Backoff of the newest _MOST_JOBS jobs after a computation that overran.
+    """Backoff of jobs with a computation that overran; only the newest _MOST_JOBS of these jobs are kept.
 
     A job is left alone until its spec changes, or for a time that doubles up to an hour: the cost may come from its
     pods, which change as well.

@@ -28,7 +28,7 @@ _OTHERS_SHARE = 0.25
 _CLOSED_SECONDS = 0.25
 """Seconds between two checks whether a closed queue is open."""
 _BUG_SECONDS = 60.0
-"""Seconds for which a key is left alone after even the handling of its failure has failed."""
+"""Seconds until the next pass over a key if a pass has failed, and the handling of the failure has failed as well."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -75,7 +75,8 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         self._work, self._failed, self._group, self._is_open = work, failed, group, is_open
         self._changes, self._backlog = _FairQueue(group), _FairQueue(group)
-        """Both may hold keys that were served or forgotten in the meantime."""
+        """Keys that need a pass after a change, and keys with low priority. Both may still hold keys that were served
+        or forgotten in the meantime."""
         self._changes_in_a_row = 0
         self._idle: deque[asyncio.Future[None]] = deque()
         """Futures of the workers that wait for a key."""

@@ -318,11 +318,11 @@ class _PlanExecutor:
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
-            # Before every effect: if a later stage is rejected, nothing has been changed yet.
+            # Make the dry run before every effect: if a later stage is rejected, nothing has been changed yet.
             await dry_run(self.api, wanted.dry_run)
-            # Before the creation: a rejected creation (by a quota, for instance) must not keep pods from being stopped,
-            # and pods that end make room. Names do not depend on this order: no child is created while a pod of an
-            # earlier execution is alive (rule `await_cleanup`).
+            # Stop and delete before the creation: a rejected creation (by a quota, for instance) must not keep pods
+            # from being stopped, and pods that end make room. Names do not depend on this order: no child is created
+            # while a pod of an earlier execution is alive (rule `await_cleanup`).
             await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
                 await create_child(self.api, manifest)
@@ -349,9 +349,9 @@ class _PlanExecutor:
                 # events.
                 self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
-        # After the status that records their transition: if the write fails, the next pass decides the transition again
-        # and makes the same events; events posted before the write would announce a transition that may never be
-        # stored. Nothing waits for the events.
+        # Post the events after the status that records their transition: if the write fails, the next pass decides the
+        # transition again and makes the same events; events posted before the write would announce a transition that
+        # may never be stored. Nothing waits for the events.
         self.deps.event_recorder.post(self.name, events)
         return after
 

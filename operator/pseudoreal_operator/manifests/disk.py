@@ -15,9 +15,10 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 
 _SPARE = 2
 _LEAST = 2**30
-"""Bytes that are always added, for the rounding of file sizes and for the file system's own data."""
+"""Bytes added to each calculated size, for the rounding of file sizes and for the file system's own data."""
 _WORDS = 5
-"""Maximum words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
+"""Maximum number of values per parameter, each as large as a master weight: weight, two moments, gradient, and a copy
+in the compute type."""
 
 
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
@@ -64,9 +65,9 @@ class _Owned:
 
     dense: int
     mixtures: int
-    """Blocks of layers with experts, not counting the experts."""
+    """Number of distinct blocks of layers with experts, without the experts themselves."""
     sets: int
-    """Sets of experts."""
+    """Number of distinct sets of experts."""
 
     @classmethod
     def of(cls, model: Model, sharing: Sharing) -> "_Owned":

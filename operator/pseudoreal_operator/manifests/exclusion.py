@@ -59,7 +59,8 @@ def _until(rejections: list[Fault]) -> datetime:
 def exclude_nodes(spec: Json, nodes: Iterable[str]) -> Json:
     """Return the pod spec with these nodes excluded in each of the user's node selector terms. Only one of the terms
     must hold, so each of them needs the exclusion."""
-    # By the node's name: its host name label may have another value. A matchFields requirement takes a single value.
+    # Match the node's name, because its host name label may have another value. A matchFields requirement takes a
+    # single value.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(nodes)]
     if not fields:
         return spec

@@ -177,8 +177,8 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Jso
     labels = plan.labels | queue_labels(scheduling, stage.kind)
     manifest = child_manifest("Job", "batch/v1", job, plan.name, labels)
     manifest["spec"] = {
-        # Suspended, so that nothing starts before the queue has seen the Job, even if the queue's webhook does not
-        # answer.
+        # Create the Job suspended, so that nothing starts before the queue has seen the Job, even if the queue's
+        # webhook does not answer.
         **({"suspend": True} if is_queued(scheduling, stage.kind) else {}),
         "completionMode": "Indexed",
         "completions": plan.workers + plan.spares,

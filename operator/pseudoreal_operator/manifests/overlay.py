@@ -87,6 +87,7 @@ def _close_together(spec: Json, labels: dict[str, str], topology: Topology) -> J
 
 
 def _away_from_nodes(avoid: Sequence[str]) -> Json:
-    # By the node's name: its host name label may have another value. A matchFields requirement takes a single value.
+    # Match the node's name, because its host name label may have another value. A matchFields requirement takes a
+    # single value.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoid)]
     return {"weight": 100, "preference": {"matchFields": fields}}

@@ -306,7 +306,7 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
     if plan.has_rendezvous:
-        # A file, not a variable: anyone who may read pods sees the environment of a container.
+        # Mount a file in place of a variable: anyone who may read pods sees the values of variables in the pod spec.
         name = network_name(job.metadata.name, job.metadata.uid)
         items = [{"key": RENDEZVOUS_SECRET_FILE, "path": RENDEZVOUS_SECRET_FILE}]
         volumes.append({"name": "rendezvous", "secret": {"secretName": name, "items": items}})

@@ -96,7 +96,7 @@ def _tiers(topology: Topology) -> Json:
 
 
 def _gang(policy: GangPolicy, name: str, pods: int, seconds: int | None, priority: str | None) -> Gang:
-    # A group has its own priority, which counts instead of the pods'.
+    # The scheduler uses the priority of the group, not the priorities of its pods.
     rank = {"priorityClassName": priority} if priority else {}
     match policy:
         case "Native":

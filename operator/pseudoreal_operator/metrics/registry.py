@@ -25,7 +25,7 @@ REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
 NO_ANSWER = "none"
-"""Code of a request that got no answer."""
+"""Metric label in place of the HTTP status, for a request that got no answer."""
 
 PASS_SECONDS = Histogram(
     "pseudoreal_reconcile_duration_seconds",

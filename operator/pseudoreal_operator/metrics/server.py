@@ -39,8 +39,8 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
 async def serve_health(
     facts: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], port: int
 ) -> AsyncIterator[int]:
-    """Serve the probes in this context, even while the API server is away. Yield the port. `facts` are part of each
-    answer."""
+    """Serve the probes in this context, even while the API server is away. Yield the port in use. `facts` returns
+    values that are added to the answers of both probes."""
 
     async def health(_: web.Request) -> web.Response:
         dead = dead_tasks()

@@ -125,7 +125,7 @@ def _excludes_until(job: Json) -> str | None:
 
 
 def has_no_pod_left(job: Json) -> bool:
-    """Return whether all pods of a Job have ended; False as long as the Job itself has not."""
+    """Return whether a Job has ended and none of its pods is active or terminating."""
     status = job.get("status", {})
     return _end_condition(job) is not None and not status.get("active") and not status.get("terminating")
 

@@ -17,7 +17,7 @@ QUIET_SECONDS = 20.0
 UNHEARD_SECONDS = 60.0
 """Seconds of silence of all pods after which their job's status reports the silence."""
 LEAST_CUT_JOBS = 2
-"""Minimum number of silent jobs for a fault of the network path."""
+"""Minimum number of silent jobs before the network path counts as faulty."""
 
 SOON_SECONDS = 1.0
 """Seconds until a job is queued again after a pod has begun or ended its steps."""
@@ -100,7 +100,7 @@ class _Followed:
         )
 
     def silent_pod(self, now: datetime) -> _RankZeroPod | None:
-        """Return the pod of rank 0 if its log is due; else None."""
+        """Return the pod of rank 0 if it is silent and its log should be read now; else None."""
         to = self.rank_zero_pod
         return (
             to if to and to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now) else None
@@ -168,8 +168,8 @@ class ReportStore:
         followed.rank_zero_pod = None if reporter is None else _RankZeroPod(reporter, now)
 
     def most_silent(self, now: datetime) -> ReportingPod | None:
-        """Return the next pod with a log to read, and record `now` as the time of the reading; None if no log is
-        due."""
+        """Return the silent pod with the log that has waited longest to be read, and record `now` as the time of the
+        reading; None if no log should be read now."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
@@ -277,9 +277,9 @@ def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodRe
         known = LastReport(reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
-    # A save may hold up the steps, and has its own clock.
+    # A save counts as progress, because steps may wait for it; saves have their own hang clock.
     saves = any(rank.saving_seconds is not None for rank in report.ranks)
-    # Not every report repeats progress and checkpoint, which rank 0 knows.
+    # Only rank 0 knows progress and checkpoint, and not every report repeats them: keep the known values.
     report = report.model_copy(
         update={
             "progress": report.progress or known.report.progress,
@@ -320,8 +320,8 @@ def _has_ended(last_report: LastReport) -> bool:
 
 
 def _is_at_work(rank: RankReport) -> bool:
-    """Return whether the rank makes steps. Starting ranks wait for each other as well, but a rank that was busy has
-    made a step."""
+    """Return whether the rank makes steps or has ended. Waiting alone proves nothing, because starting ranks wait for
+    each other too; a rank with busy seconds has made a step."""
     return rank.activity in ("computing", "ended") or rank.busy_seconds is not None
 
 

@@ -107,7 +107,7 @@ def has_begun(status: PseudoRealJobStatus) -> bool:
 
 
 def with_stage_started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
-    """Return the status after the present execution of the stage has begun."""
+    """Return the status that records the start of the stage's present execution."""
     state = "Training" if stage.kind is StageKind.TRAIN else "Delinking"
     return status_with(status, phases=with_phase_fields(status.phases, stage.index, state=state), restart_after=None)
 
@@ -125,7 +125,8 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
 
 
 def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
-    """Return the job with the stage's phase laid out over the number of workers that it has now."""
+    """Return the job with the stage's phase resized to its present number of workers; unchanged for a delink, or if no
+    elastic phase is reduced."""
     if stage.kind is StageKind.DELINK or status.elastic is None:
         return job
     spec = resized(job.spec, stage.index, workers_of(job.spec, status, stage))

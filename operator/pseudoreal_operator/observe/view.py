@@ -167,7 +167,8 @@ class LastReport:
     execution: Execution
     index: int
     pod: str
-    """Name of the pod. A queue may take the pods of an execution back, and admit new ones later."""
+    """Name of the pod. Execution and index alone do not identify a pod: a queue may evict the pods of an execution and
+    admit new ones later."""
     first: datetime
     """Time of the pod's first report since its ranks were last restarted in place."""
     last: datetime
@@ -221,7 +222,7 @@ class Observed:
     silent_since: datetime | None = None
     """Start of the silence of all running pods; None: reports arrive, or the silence is short."""
     has_reported: bool = False
-    """Whether any running pod of the job has reported since it started."""
+    """Whether any pod of the job has reported since a pass first saw the running pod of rank 0."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
 
@@ -295,8 +296,9 @@ class View:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The stored status with three changes: no child exceeds the execution number, even if a status was lost;
-        phases that were added to the spec are included; clocks are moved forward by the time in a queue."""
+        """The stored status with three changes: the execution number is at least the number of every child, even if a
+        status was lost; phases that were added to the spec are included; clocks are moved forward by the time in a
+        queue."""
         executions = [job.execution for job in self.observed.jobs] + [pod.execution for pod in self.observed.every_pod]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
         phases = with_added_phases(self.observed.status.phases, self.spec)
@@ -339,8 +341,9 @@ class View:
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
-        """Return whether all workers have succeeded, but the Job has failed or may never complete. A failed pod that is
-        not a worker makes the Job fail in the end. A stuck pod, or a pod that a sidecar keeps, keeps the Job active."""
+        """Return whether all workers have succeeded although the Job has failed or may never complete. A failed pod
+        that is not a worker makes the Job fail. A stuck pod, or a sidecar that keeps a pod running, makes the Job stay
+        active."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
         )

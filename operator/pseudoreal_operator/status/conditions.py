@@ -6,8 +6,8 @@ job that has not failed must not have the condition Failed. Delinked is True onc
 one phase it is True at once, with the reason NotNeeded.
 
 If the API server rejects a status, the status is written without its texts (`without_texts`), and then also without
-figures: states and names must not wait. Each text is replaced by a sentence with a digest of the text. So the status
-records the rejected texts, and the operator tries only other texts.
+figures, so that states and names are stored without delay. Each text is replaced by a sentence with a digest of the
+text. So the status records the rejected texts, and the operator tries only other texts.
 """
 
 import hashlib
