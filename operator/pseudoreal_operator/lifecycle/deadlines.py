@@ -135,9 +135,9 @@ def startup_deadline(view: View, allowed: int) -> datetime:
 
 
 def blocked_deadline(view: View) -> datetime | None:
-    """Return the time after which rejected children fail the job; None: never. Only onStartupTimeout: Fail sets this
-    limit. A restart would be of no use: pods that were never created hold no resources, and the requests become rarer
-    anyway."""
+    """Return the time after which rejected children fail the job; None: never. The limit applies only with
+    onStartupTimeout: Fail. Otherwise the job waits, because a restart would not help: pods that were never created hold
+    no resources, and the requests become rarer anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
     return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails_at_timeout(view) else None
 

@@ -102,7 +102,7 @@ def can_spare_take_over(observed: Observed, execution: Execution, now: datetime)
 
 def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
-    only spare pods are left. Their wait would be long."""
+    only spare pods are left. Left alone, these pods would wait for a long time."""
     pods, spares = _pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
     if not spares and execution not in memberships(observed.status):
         return False

@@ -22,7 +22,7 @@ OTHER = "Other"
 _AT_WORK = ("Training", "Straggling", "Finishing", "Unheard")
 """Reasons of the condition Progressing while ranks make steps."""
 _Fault = tuple[int, int, str]
-"""Execution, number of the restart in place (0: the pods ended), and reason."""
+"""Number of the execution, number of the restart in place (0: the failure was no restart in place), and reason."""
 
 
 @dataclass(frozen=True, slots=True)

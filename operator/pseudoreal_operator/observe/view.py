@@ -392,7 +392,7 @@ class View:
 
     @cached_property
     def reporting(self) -> list[LastReport]:
-        """Reports of the pods that exist."""
+        """Reports of the present execution's pods that still exist."""
         names = {pod.name for pod in self.pods}
         return [last_report for last_report in self.last_reports if last_report.pod in names]
 
