@@ -80,7 +80,7 @@ class GradientAccumulator:
     views: list[Tensor]
     """Views of `flat`, one per parameter, with its shape."""
     buffer: Tensor | None = None
-    """Buffer that `flat` is a part of, to be given back; None: the accumulator has its own memory."""
+    """Buffer that contains `flat`, given back after the reduction; None: the accumulator has its own memory."""
     _started: set[int] = field(default_factory=set)
     """Indices of the parameters for which a gradient was added."""
 
@@ -279,8 +279,8 @@ class ReductionThread:
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
-        """Enqueue the agreement on skipped units and expert load, after the sums of all gradients. For steps in which
-        single units may be skipped or tokens of experts are counted. `statistics`: router statistics of this rank,
+        """Enqueue the agreement on skipped units and expert load, after the sums of all gradients. Call this in steps
+        that may skip single units or that count the tokens of experts. `statistics`: router statistics of this rank,
         [layers with experts, experts + RouterStatistics.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))

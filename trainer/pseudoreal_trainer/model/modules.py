@@ -1,4 +1,5 @@
-"""Units of a model as modules to which weights are bound."""
+"""Modules that compute the units of a model. Modules own no weights: `UnitModule.bind` binds the weights of a unit
+before a pass."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Coordinates and process groups of one rank: whom it communicates with, and from which thread."""
+"""Coordinates and process groups of one rank: the ranks it communicates with, and the thread that uses each group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.effects import Traffic
 from pseudoreal_trainer.plan.records import Record
 
 _STEPS = 50
-"""Number of training steps in a file: enough to look at, and few enough to load."""
+"""Number of training steps in the trace file: enough to compare steps, and few enough for a viewer to load."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Trace:
         """Whether events are kept; bytes are always counted."""
         self.moved: Counter[Traffic] = Counter()
         """Bytes that this rank has moved since the last `begin_step`."""
-        # The main thread, the reduction thread, and the threads of disks and snapshots count bytes. Without the lock
-        # two of them could read the same sum, and one count would be lost.
+        # The main thread, the reduction thread, and the threads of disks and snapshots count bytes. Without the lock,
+        # two threads could read the same sum, and one count would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
         self._pending: list[_Executed] = []

@@ -32,7 +32,7 @@ class GradientBuffers:
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
         self._asked: deque[Future[Tensor]] = deque()
-        """Futures of callers that found no free buffer."""
+        """Futures of callers that wait for a buffer, oldest first."""
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
@@ -70,7 +70,7 @@ class NewestUpdates:
         self._updates[unit] = update
 
     def complete(self, unit: int, event: Event) -> None:
-        """Record that the unit's state is set after the event, without an update."""
+        """Record that the unit's state was set without an update. After `event` the new state can be read."""
         self._updates[unit] = _completed(event)
 
     def wait(self) -> None:
