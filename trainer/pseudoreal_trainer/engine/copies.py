@@ -172,17 +172,18 @@ class Copies:
             self.start_ready()
 
     def start_ready(self) -> None:
-        """Start the reads and fetches whose units are ready."""
+        """Start the pending reads and fetches whose units are ready; does not wait for other units."""
         self._read_updated()
         while self._pending and self._is_ready(self._pending[0].unit):
             self._start(self._pending.popleft())
-        # Only from the front: all ranks launch second stages in the order of the first stages. Ranks may launch them at
-        # different times, because until `start_all` nothing else uses the groups within replicas.
+        # Launch second stages only from the front of the queue, so that all ranks launch them in the order of the first
+        # stages. Ranks may launch them at different times, because until `start_all` nothing else uses the groups
+        # within replicas.
         while self._half_launched and self._half_launched[0][1].can_launch_second:
             self._launch_second()
 
     def start_all(self) -> None:
-        """Start all pending fetches, waiting for their units.
+        """Start all pending fetches. Waits until their units are updated and read.
 
         Call this before another collective of the same ranks: units become ready at different times on different ranks,
         but all ranks must launch their collectives in plan order.

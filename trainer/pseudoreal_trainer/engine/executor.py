@@ -225,6 +225,6 @@ class StepExecutor:
     def close(self) -> None:
         self._reductions.close()
         self.updates.close()
-        # After the threads have ended: no copy uses this memory any more.
+        # The threads have ended, so no copy uses this memory any more.
         self._offload.close()
         self._tokens.close()

@@ -227,7 +227,7 @@ class ExpertParallelPasses:
             arrived.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
             gradients = [] if group_pass is None else self._backward_of_experts(unit, group_pass, arrived)
-            # Without rows, no gradient is added. The accumulator sets parameters without gradients to zero.
+            # If no rows arrived, no gradient is added; the accumulator sets the gradients of these parameters to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
             self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), arrived.gradients)

@@ -35,7 +35,7 @@ class Batch(Protocol):
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
-        Called once per micro-batch and run."""
+        Called once per micro-batch in each run of a plan."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class TokenBuffer:
         self._used = 0
         """Bytes that the current run has used."""
         self._copied: Event = None
-        """Event after which the copies of all runs so far are done."""
+        """Event after which all copies launched so far are done."""
 
     def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
         """Allocate memory for micro-batches of these shapes, unless there is enough.
@@ -324,7 +324,7 @@ class Passes:
         return self.modules.router_statistics(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
-        """Return a context that traces the kernels launched in it under the record."""
+        """Return a context for launching kernels. The trace records their time under the plan record."""
         return self.trace.gpu_span(lane, record, self.streams)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:

@@ -114,8 +114,8 @@ class ExpertLoad:
 
     @classmethod
     def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
-        """Return the load; None if no layer has experts. `sums`: `RouterStatistics.sums` of the step, layer after layer
-        with experts."""
+        """Return the load; None if no layer has experts. `sums`: router statistics of the step in the order of
+        `RouterStatistics.sums`, summed over all ranks, for one layer with experts after the other."""
         if not layers:
             return None
         rows = _rows(sums, layers)

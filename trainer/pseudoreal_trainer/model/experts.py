@@ -162,7 +162,7 @@ class SavedDecision:
     """Routing decision of a pass, kept for the recomputed pass."""
 
     decision: RoutingDecision | None = None
-    """None until the first pass has made the decision."""
+    """Routing decision; None until the first pass has made the decision."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,8 @@ class Experts(StackedFeedForward):
         decision: RoutingDecision | None = None,
     ) -> Routes:
         """Return the routes for logits [B, T, experts]. `decision`: routing decision of an earlier pass."""
-        # The host does not wait for the device here. `bincount` and `one_hot` might wait, to read a size.
+        # The host must not wait for the device here, so neither `bincount` nor `one_hot` is used: both may wait to read
+        # a size.
         grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
         decision = decision or _decide(grouped.detach(), self._capacity, documents)
         probabilities = grouped.softmax(dim=-1)
@@ -282,8 +283,8 @@ def _queue_positions(is_chosen: Tensor, chosen: Tensor, documents: Documents | N
         return positions
     sequences, tokens, prototypes = (torch.arange(size, device=is_chosen.device) for size in is_chosen.shape[:3])
     starts = (tokens - documents.positions)[..., None]  # [B, T, 1]
-    # Counts at the end of the previous document. There are none before the first document: index -1, the last token, is
-    # masked.
+    # Counts at the end of the previous document. The first document has no previous document: the index is then -1, the
+    # last token, and the count is masked.
     before = counts[sequences[:, None, None], starts - 1, prototypes, chosen.squeeze(-1)]  # [B, T, P]
     return positions - before.masked_fill(starts == 0, 0)[..., None]
 

@@ -21,7 +21,8 @@ IGNORED = -100
 """Target of a token that is left out of the loss, as in `F.cross_entropy`."""
 
 Take = Callable[[Tensor, Tensor], None]
-"""Called with a parameter and a part of its gradient, which has the parameter's shape and the compute dtype."""
+"""Called with a parameter and a summand of its gradient. The summand has the parameter's shape and the compute
+dtype."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Trace:
         self._pending: list[_Executed] = []
         """Kernels that the GPU had not yet finished at the last query."""
         self._zero: tuple[Any, int] | None = None
-        """Reference for GPU times: (CUDA event, its time in nanoseconds of time.perf_counter_ns)."""
+        """Reference for GPU times: (CUDA event, time of the event in nanoseconds of time.perf_counter_ns); None before
+        the first GPU span."""
 
     def begin_step(self, step: int) -> None:
         """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
@@ -94,7 +95,8 @@ class Trace:
         self._pending.append(_Executed(lane, record, self._step, begin, streams.record_timed_event()))
 
     def _append_finished(self) -> None:
-        """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
+        """Record the kernels that the GPU has finished. Does not wait for other kernels, so that a failed rank can end
+        at once."""
         left = []
         for executed in self._pending:
             if executed.end.query():
@@ -134,7 +136,7 @@ class Trace:
         )
 
     def count_bytes(self, traffic: Traffic, size: int) -> None:
-        """Count bytes that this rank moves."""
+        """Add `size` bytes to the count of bytes moved by this kind of traffic."""
         with self._counting:
             self.moved[traffic] += size
 

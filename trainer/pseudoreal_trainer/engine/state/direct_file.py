@@ -20,9 +20,9 @@ from pseudoreal_trainer.plan.memory.tiers import aligned
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 DEPTH = 16
-"""Number of requests that one caller has in flight at a time."""
+"""Maximum number of requests that one caller has in flight."""
 _CALLERS = 2
-"""Number of threads that read or write chunks at the same time."""
+"""Number of callers that may read or write chunks at the same time."""
 _STACK = 512 << 10
 """Stack of a thread in bytes. The default of 8 MiB per thread would count towards a limit on the process's data."""
 
@@ -30,7 +30,7 @@ Request = Callable[[], None]
 
 
 class Requests:
-    """Threads that run disk requests, many at a time; started when first needed.
+    """Threads that run disk requests, many at a time. The threads start at the first call with several requests.
 
     One after the other, requests would leave a fast disk idle most of the time.
     """

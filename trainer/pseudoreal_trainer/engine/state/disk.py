@@ -218,8 +218,8 @@ class DiskState(State):
         try:
             # Record a failure before the `finally` below waits for requests in flight, because these may hang.
             with self._disk.failure.noticed():
-                # The buffers of turn t belong to its read, then to AdamW, then to its write; the read of turn
-                # t + CHUNKS_AT_A_TIME takes them over once that write is done.
+                # The buffers of turn t belong first to the read of its chunk, then to AdamW, then to the write. The
+                # read of turn t + CHUNKS_AT_A_TIME uses the same buffers, so it starts once this write is done.
                 for turn, begin in enumerate(begins):
                     for ahead in range(turn, min(turn + 2, len(begins))):
                         if ahead not in reads:

@@ -24,7 +24,7 @@ from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES
 from pseudoreal_trainer.plan.units import KINDS, Kind
 
 ALIGNMENT = 8
-"""Alignment in bytes that suits elements of every dtype."""
+"""Alignment of chunks in bytes; enough for elements of every dtype."""
 
 
 class Ring:
@@ -35,7 +35,8 @@ class Ring:
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
-        """Bytes of each taken chunk, oldest first, including bytes left unused before it at the end of the buffer."""
+        """Bytes of each taken chunk, oldest first. If a chunk did not fit at the end of the buffer, the bytes left
+        unused there are included."""
         self._changed = threading.Condition()
 
     @property

@@ -36,8 +36,8 @@ class GradientBuffers:
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
-        """Return the future of a buffer, [numel]. It completes at once if a buffer is free, else when the next buffer
-        is given back."""
+        """Return the future of a buffer, [numel]. The future completes at once if a buffer is free. Otherwise it waits
+        for a buffer to be given back; the oldest future gets a buffer first."""
         taken: Future[Tensor] = Future()
         with self._lock:
             if self._free:
@@ -222,7 +222,7 @@ class UnitStore:
         return GradientBuffers(size, count, self._master, self._groups.device)
 
     def _padded_numel(self, unit: int) -> int:
-        """Return the elements of all shards of a unit together, including padding after the last."""
+        """Return the number of elements of all shards of a unit together, including the padding in the last shard."""
         return self._sizes.whole(self._layout, unit)
 
     def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:
