@@ -183,7 +183,7 @@ class Copies:
             self._launch_second()
 
     def start_all(self) -> None:
-        """Start all pending fetches. Waits until their units are updated and read.
+        """Start all pending fetches. Waits for the updates and reads of their units.
 
         Call this before another collective of the same ranks: units become ready at different times on different ranks,
         but all ranks must launch their collectives in plan order.

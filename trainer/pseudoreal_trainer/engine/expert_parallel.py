@@ -333,7 +333,7 @@ class ExpertParallelPasses:
         return rows_by_expert(counts.table, sum(counts.arriving))
 
     def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
-        """Compute the outputs of a group of this rank's experts for its rows."""
+        """Compute the outputs of one group of this rank's experts for the rows that arrived for the group."""
         assert arrived.rows is not None, "rows arrive before a group computes"
         counts, own = self._state.counts[record.position, record.micro_batch], self._slice_of_group(record)
         sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
@@ -353,8 +353,8 @@ class ExpertParallelPasses:
             return self._group_pass(record, arrived)
 
     def _backward_of_experts(self, unit: int, group_pass: _GroupPass, arrived: _ArrivedRows) -> list[Tensor]:
-        """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store for
-        each row the gradients of the row and of its weight, to be sent back."""
+        """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store the
+        gradients of each row and of the row's weight, for the exchange that sends them back."""
         assert arrived.gradients is not None, "the gradients are taken before the first group's backward pass"
         received = arrived.gradients.index_select(0, group_pass.arrivals)
         gradient, weights = received[:, :-1], received[:, -1:]

@@ -100,7 +100,7 @@ def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
 
 
 class SimilarityProbe:
-    """Measures one step on one rank. All ranks make the same calls in the order of their plans."""
+    """Measures the gradients of one step on one rank. All ranks call the methods in the order of their plans."""
 
     def __init__(
         self,

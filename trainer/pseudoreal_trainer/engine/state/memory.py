@@ -214,8 +214,8 @@ class Slices:
     gradient: Tensor
     """Gradient. On the host it is only read; on a device the update may overwrite it."""
     compute: Tensor | None
-    """Memory for the new weights in the compute dtype; None: passes use the weights as they are. Overlaps no other
-    vector, because one thread writes here while others read their parts of the gradient."""
+    """Memory for the new weights in the compute dtype; None: passes use `weights` directly. Overlaps no other vector,
+    because one thread writes here while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
     """Update ranges. They cover all elements except padding after a balancing bias."""
 

@@ -222,7 +222,7 @@ class UnitStore:
         return GradientBuffers(size, count, self._master, self._groups.device)
 
     def _padded_numel(self, unit: int) -> int:
-        """Return the number of elements of all shards of a unit together, including the padding in the last shard."""
+        """Return the number of elements of all shards of a unit together, including the padding at the end."""
         return self._sizes.whole(self._layout, unit)
 
     def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:
