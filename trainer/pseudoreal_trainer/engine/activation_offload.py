@@ -1,4 +1,5 @@
-"""Activation offload: keeps inputs of positions on the host until their backward pass, if the phase asks for it."""
+"""Activation offload: keeps inputs of positions on the host between forward and backward pass, if the phase enables
+it."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ class ActivationOffload:
         self._trace.count_bytes("h2d", tensor.nbytes)
 
     def take_reloaded(self, key: Key) -> Tensor | None:
-        """Return a reloaded input, [B, T, H]; None if the input was not reloaded. Passes launched from now on may read
-        it."""
+        """Return a reloaded input, [B, T, H]; None if the input was not reloaded. Passes launched after this call may
+        read it."""
         if key not in self._reloading:
             return None
         returning = self._reloading.pop(key)
@@ -110,7 +111,7 @@ class ActivationOffload:
         self._block.close()
 
     def _keep_until_copied(self, moving: _Moving) -> None:
-        """Keep the tensor until it is copied.
+        """Keep a reference to the tensor until its copy to the host is done.
 
         The memory belongs to the compute stream, and the copy runs on another stream. If the allocator had to notice
         the end of the copy, a thread that launches all passes ahead of the GPU would hold all tensors, as if there were

@@ -28,10 +28,10 @@ class NotResident(RuntimeError):
 class PendingAllGather:
     """Hierarchical all-gather of a unit in flight: first across replicas, then within this replica.
 
-    A stage whose group has one rank is skipped. On a GPU the second stage is launched at once, because its stream waits
-    for the first. On a CPU the calling thread would have to wait, and another pipeline rank may need work from this
-    thread. There the second stage starts once `can_launch_second` is true, at the latest where the plan needs the copy.
-    All ranks launch second stages in the order of the first stages.
+    A stage is skipped if its group has one rank. On a GPU the second stage is launched at once, because its stream
+    waits for the first. On a CPU the calling thread itself would wait for the first stage, while other pipeline ranks
+    may need this thread. So on a CPU the second stage is launched once `can_launch_second` is true, or when the plan
+    needs the copy. All ranks launch second stages in the order of the first stages.
     """
 
     def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
@@ -156,10 +156,11 @@ class Copies:
     def fetch(self, record: Fetch) -> None:
         """Start a fetch once its unit has been updated and, if its home is a disk, read.
 
-        Meanwhile passes with other working copies continue. This cannot deadlock: a fetch starts at the latest where
-        the plan needs its copy, in one order on all ranks. There this thread waits for an update, and no update waits
-        for later work of this thread. The fetch of a cross-stage unit starts in this call: other pipeline ranks may
-        wait for the gather while this rank waits for one of their messages.
+        Until then, passes with other working copies continue. This cannot deadlock: if a fetch has not started by the
+        record that needs its copy, it starts at that record, in the same order on all ranks. The main thread then waits
+        for the unit's update, and the update depends on no later work of the main thread. The fetch of a cross-stage
+        unit starts in this call, because other pipeline ranks may wait for the gather while this rank waits for one of
+        their messages.
         """
         if not self._is_wanted(record):
             self._skipped_fetches.add(record.unit)
@@ -171,17 +172,18 @@ class Copies:
             self.start_ready()
 
     def start_ready(self) -> None:
-        """Start the reads and fetches whose units are ready."""
+        """Start the pending reads and fetches whose units are ready; does not wait for other units."""
         self._read_updated()
         while self._pending and self._is_ready(self._pending[0].unit):
             self._start(self._pending.popleft())
-        # Only from the front: all ranks launch second stages in the order of the first stages. Ranks may launch them at
-        # different times, because until `start_all` nothing else uses the groups within replicas.
+        # Launch second stages only from the front of the queue, so that all ranks launch them in the order of the first
+        # stages. Ranks may launch them at different times, because until `start_all` nothing else uses the groups
+        # within replicas.
         while self._half_launched and self._half_launched[0][1].can_launch_second:
             self._launch_second()
 
     def start_all(self) -> None:
-        """Start all pending fetches, waiting for their units.
+        """Start all pending fetches. Waits for the updates and reads of their units.
 
         Call this before another collective of the same ranks: units become ready at different times on different ranks,
         but all ranks must launch their collectives in plan order.
@@ -224,7 +226,8 @@ class Copies:
         return copy.flat
 
     def unbind(self) -> None:
-        """Forget the bindings of all modules, after other code has bound other weights."""
+        """Forget which weights the modules are bound to. Call this after other code has bound the modules to other
+        weights."""
         self._bound.clear()
 
     def saving(self) -> AbstractContextManager[Any]:

@@ -80,8 +80,8 @@ class Engine:
         self._executor.execute(evaluation_plan(layout)[self.groups.pipeline_rank], run)
 
     def new_probe(self, next_sharing: Sharing | None) -> SimilarityProbe:
-        """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only neighbours are
-        compared."""
+        """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only the gradients of
+        neighbouring layers are compared."""
         model, layer_groups = self.blueprint.model, tuple[LayerGroup, ...]()
         if next_sharing is not None:
             next_blocks = blocks_of_layers(next_sharing, model.layers)

@@ -1,4 +1,5 @@
-"""State of a rank's units between steps: set, captured for checkpoints, and counted in bytes. Main thread only."""
+"""State of a rank's units between steps: can be set, captured for checkpoints, and measured in bytes. Main thread
+only."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ class EngineState:
         crosses_bus = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.of_size(buffer_bytes, crosses_bus=crosses_bus)
         capture = Snapshot(sources, sink, ring, self._streams, self._trace)
-        # Before the next plan is executed: its updates wait for these futures.
+        # Register the futures before the next plan is executed: updates of the next plan wait for these futures.
         self._updates.wait_for_captures(capture.captured)
         return capture.start()
 

@@ -20,7 +20,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 
 @dataclass(frozen=True)
 class AssignedSequence:
-    """A sequence that a data rank evaluates in a run of the engine."""
+    """A sequence assigned to a data rank for one run of the engine."""
 
     index: int
     """Index among all sequences. A rank with fewer sequences than other ranks repeats the last sequence."""
@@ -39,7 +39,7 @@ def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Ite
 
 @dataclass(frozen=True)
 class _Contexts:
-    """Micro-batches for computing the next token of each text. Each has the last tokens of one text."""
+    """Micro-batches for computing the next token of each text. Each micro-batch holds the last tokens of one text."""
 
     texts: Sequence[Sequence[int]]
     sequence: int
@@ -63,9 +63,11 @@ class _Contexts:
 def generate(
     engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
 ) -> list[list[int]]:
-    """Return `count` tokens after each prompt of at least one token; the same on every rank. Every rank calls this.
+    """Continue each prompt by `count` tokens and return these tokens, the same on every rank. Collective over all
+    ranks. Each prompt has at least one token.
 
-    `sequence`: length of a training sequence. `at_once`: prompts that a rank evaluates in one run of the engine.
+    `sequence`: length of a training sequence, in tokens. `at_once`: prompts that a rank evaluates in one run of the
+    engine.
     """
     texts = [[*prompt] for prompt in prompts]
     # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
@@ -88,7 +90,8 @@ def _next_tokens(
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
     groups = engine.groups
-    # Not the end of a document: each such token would add a document, and attention computes documents separately.
+    # Do not pad with the end-of-document token: each one would start a document, and attention is called once per
+    # document.
     padding = 1 if engine.blueprint.end_of_document == 0 else 0
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
     for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):

@@ -143,7 +143,7 @@ class StepExecutor:
             case Send():
                 self._messages.send(record, run.tensors_of(record.flow).pop((record.position, record.micro_batch)))
             case Receive():
-                # An activation and its gradient have the shape of the micro-batch.
+                # Activations and their gradients are [B, T, H].
                 self._messages.receive(
                     record, (*run.batch.shape(record.micro_batch), self._blueprint.model.hidden_size)
                 )
@@ -179,8 +179,8 @@ class StepExecutor:
             run.probe.measure(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
-        """Warm up passes of new shapes on the GPUs of a pipeline. Then allocate the host memory that depends on the
-        batch, unless it exists.
+        """Warm up passes of new shapes, if a pipeline runs on GPUs. Then allocate the host memory for this batch,
+        unless it is allocated already.
 
         Runs before the first message is awaited: warming up and pinning memory may wait for all kernels.
         """
@@ -225,6 +225,6 @@ class StepExecutor:
     def close(self) -> None:
         self._reductions.close()
         self.updates.close()
-        # After the threads have ended: no copy uses this memory any more.
+        # The threads have ended, so no copy uses this memory any more.
         self._offload.close()
         self._tokens.close()

@@ -1,9 +1,10 @@
-"""Expert-parallel passes: the parts of a layer's passes, between which rows travel by all-to-all. Main thread only.
+"""Expert-parallel passes: a layer's pass is split into parts, and rows travel by all-to-all between the parts. Main
+thread only.
 
 A rank computes attention, router and shared experts for its own tokens. A row is a token's copy for one of its experts.
 Dispatch sends rows to the ranks of their experts, combine sends the experts' outputs back, and the token's rank applies
-the routing weights. A backward pass needs products of gradients with expert outputs. The ranks of the experts compute
-these products, so that the outputs need not travel again.
+the routing weights. The gradient of a routing weight is the dot product of a gradient and an expert's output. The
+expert's rank computes this product, so that the output need not travel again.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ from pseudoreal_trainer.plan.records import (
 
 @dataclass(frozen=True)
 class _Graph:
-    """Autograd graph of a pass up to the experts: all that the backward pass needs, without the outputs themselves."""
+    """Autograd graph of a pass up to the experts. Holds edges in place of the outputs, so that the outputs' memory can
+    be freed."""
 
     input: Tensor
     """[B, T, H]"""
@@ -52,7 +54,7 @@ class _GroupPass:
     """Forward pass of a group of this rank's experts."""
 
     arrivals: Tensor
-    """Arrival index of each row, [rows]."""
+    """Index of each row in arrival order, [rows]."""
     rows: Tensor
     """Inputs in the order of the experts, [rows, H]."""
     outputs: Tensor
@@ -67,7 +69,7 @@ class _ArrivedRows:
     arrivals: Tensor
     """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""
     rows: Tensor | None
-    """Rows in arrival order, [rows, H]; None in a backward pass whose graphs were kept."""
+    """Rows in arrival order, [rows, H]; None in a backward pass if graphs are kept."""
     gradients: Tensor | None = None
     """[rows, H + 1], in arrival order: the gradient of the output of the row's token, and in the last column the row's
     weight. None in the forward pass, and in a backward pass until the exchange was awaited."""
@@ -83,7 +85,7 @@ class _ArrivedRows:
 
 @dataclass
 class _State:
-    """Tensors that the parts of passes leave for each other during one run of a plan."""
+    """Tensors passed between the parts of passes during one run of a plan."""
 
     counts: dict[Key, RowCounts] = field(default_factory=dict)
     routed: dict[Key, RoutedTokens] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class _State:
 
 
 class ExpertParallelPasses:
-    """Parts of a rank's expert-parallel passes. Call `begin` before each run of a plan."""
+    """Executes the parts of expert-parallel passes on one rank. Call `begin` before each run of a plan."""
 
     def __init__(self, passes: Passes, exchanges: ExpertExchanges) -> None:
         self._passes, self._exchanges, self._modules = passes, exchanges, passes.modules
@@ -225,7 +227,7 @@ class ExpertParallelPasses:
             arrived.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
             gradients = [] if group_pass is None else self._backward_of_experts(unit, group_pass, arrived)
-            # Without rows, no gradient is added. The accumulator sets parameters without gradients to zero.
+            # If no rows arrived, no gradient is added; the accumulator sets the gradients of these parameters to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
             self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), arrived.gradients)
@@ -271,11 +273,12 @@ class ExpertParallelPasses:
         return slice(record.group * of_each, (record.group + 1) * of_each)
 
     def _has_rows(self, record: ExpertForward | ExpertBackward) -> bool:
-        """Return whether rows arrived for the group. Without rows, its weights may not have been fetched."""
+        """Return whether rows arrived for the group. If not, the group's weights may not have been fetched."""
         return any(self._state.counts[record.position, record.micro_batch].of_own[self._slice_of_group(record)])
 
     def _queue_results(self, exchange: Exchange, received: Tensor | None) -> None:
-        """Queue the results of all groups, to be sent back; without rows, the empty tensor `received`, [0, width]."""
+        """Queue the results of all groups for the exchange that sends them back. If no rows arrived, queue `received`,
+        an empty tensor, [0, width]."""
         results = self._state.arrived_rows.pop((exchange.position, exchange.micro_batch)).results
         if results is None:
             assert received is not None, "a rank without rows has received an empty tensor"
@@ -330,7 +333,7 @@ class ExpertParallelPasses:
         return rows_by_expert(counts.table, sum(counts.arriving))
 
     def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
-        """Compute the outputs of a group of this rank's experts for its rows."""
+        """Compute the outputs of one group of this rank's experts for the rows that arrived for the group."""
         assert arrived.rows is not None, "rows arrive before a group computes"
         counts, own = self._state.counts[record.position, record.micro_batch], self._slice_of_group(record)
         sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
@@ -350,8 +353,8 @@ class ExpertParallelPasses:
             return self._group_pass(record, arrived)
 
     def _backward_of_experts(self, unit: int, group_pass: _GroupPass, arrived: _ArrivedRows) -> list[Tensor]:
-        """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store for
-        each row the gradients of the row and of its weight, to be sent back."""
+        """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store the
+        gradients of each row and of the row's weight, for the exchange that sends them back."""
         assert arrived.gradients is not None, "the gradients are taken before the first group's backward pass"
         received = arrived.gradients.index_select(0, group_pass.arrivals)
         gradient, weights = received[:, :-1], received[:, -1:]

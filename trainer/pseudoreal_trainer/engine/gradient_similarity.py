@@ -37,8 +37,8 @@ class LayerGradients:
     """Tensor of a shared block -> sum of the squares of its gradient: one number, or one per expert of a stacked
     tensor."""
     single: dict[str, list[float]]
-    """Tensor of a shared block -> sum of the squares of the gradient that a block of the next phase would have,
-    averaged over the blocks into which the next phase splits the shared block. A list as in `shared`."""
+    """Tensor of a shared block -> sum of the squares of a smaller block's gradient, averaged over the blocks into which
+    the next phase splits the shared block. A list as in `shared`."""
     correlations: tuple[float, ...]
     """Cosines between the gradients of neighbouring layers of a block, lowest layers first; NaN if a gradient is not
     finite."""
@@ -100,7 +100,7 @@ def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
 
 
 class SimilarityProbe:
-    """Measures one step on one rank. All ranks make the same calls in the order of their plans."""
+    """Measures the gradients of one step on one rank. All ranks call the methods in the order of their plans."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class SimilarityProbe:
         dtype: torch.dtype,
         layer_groups: tuple[LayerGroup, ...],
     ) -> None:
-        """`units`: with all experts. `dtype`: of the gradients. `layer_groups`: empty if only neighbours are
-        compared."""
+        """`units`: units of the model, each with all of its experts. `dtype`: dtype of the gradients. `layer_groups`:
+        empty if only the gradients of neighbouring layers are compared."""
         self._groups, self._modules, self._dtype = groups, modules, dtype
         self._units = units_of_rank(groups.layout, units, groups.ranks.rank)
         self._accumulators: dict[tuple[int, int], GradientAccumulator] = {}
@@ -189,8 +189,8 @@ class GroupSquares:
         squared."""
         most = max((sum(map(_sum_count, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(layer_groups), most, dtype=torch.float64, device=groups.device)
-        """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have
-        zeros. Rows with fewer sums than others end with zeros."""
+        """Sums of squares over this data rank's shard, [groups, sums]. One pipeline rank has the values of a group, the
+        others have zeros. Rows with fewer sums than others end with zeros."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """Add the gradient of one of the position's units, [shard]. Call this for positions from the top down."""
@@ -219,8 +219,8 @@ class GroupSquares:
                     self._add(row, self._squared(group, unit, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
-        """Return tensor of a shared unit -> means of its sums of squares over the unit's groups of this phase, or of
-        the next. `squares`: sums over all ranks, [groups, sums]."""
+        """Return tensor of a shared unit -> its sums of squares, averaged over the unit's groups of this phase if
+        `are_shared`, else of the next phase. `squares`: sums over all ranks, [groups, sums]."""
         found: dict[str, list[list[float]]] = {}
         for group, values in zip(self._layer_groups, squares, strict=True):
             if group.is_shared == are_shared:

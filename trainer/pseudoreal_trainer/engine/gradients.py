@@ -80,7 +80,7 @@ class GradientAccumulator:
     views: list[Tensor]
     """Views of `flat`, one per parameter, with its shape."""
     buffer: Tensor | None = None
-    """Buffer that `flat` is a part of, to be given back; None: the accumulator has its own memory."""
+    """Buffer that contains `flat`, given back after the reduction; None: the accumulator has its own memory."""
     _started: set[int] = field(default_factory=set)
     """Indices of the parameters for which a gradient was added."""
 
@@ -279,8 +279,8 @@ class ReductionThread:
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
-        """Enqueue the agreement on skipped units and expert load, after the sums of all gradients. For steps in which
-        single units may be skipped or tokens of experts are counted. `statistics`: router statistics of this rank,
+        """Enqueue the agreement on skipped units and expert load, after the sums of all gradients. Call this in steps
+        that may skip single units or that count the tokens of experts. `statistics`: router statistics of this rank,
         [layers with experts, experts + RouterStatistics.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))
@@ -299,7 +299,8 @@ class ReductionThread:
             with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
                 self._finish_sum(record, pending)
                 self._record_square(record.unit, pending.result)
-                # After the collectives of this sum: waiting for AdamW before them would make other ranks wait, too.
+                # Wait for AdamW after the collectives of this sum: a wait before the collectives would make other ranks
+                # wait, too.
                 if after is not None:
                     after.result()
                 state.keep_gradient(pending.result)
@@ -308,7 +309,7 @@ class ReductionThread:
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                 synchronize(self._streams.record_event())
         finally:
-            # After a failure, too: the main thread may be waiting for a buffer.
+            # Give the buffer back even after a failure: the main thread may be waiting for a buffer.
             if pending.buffer is not None:
                 self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(pending.buffer)
 
@@ -509,7 +510,8 @@ class UpdateThread:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
-            # Before this future completes: a later gradient waits for the future, then takes this bounce buffer.
+            # Free the bounce buffer before this future completes: a later gradient waits for the future, then takes the
+            # buffer.
             self._store.states[record.unit].drop_gradient()
             return None
         if capture is not None:

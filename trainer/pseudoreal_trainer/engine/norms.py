@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 _ROW = 128
-"""Elements of a row, which is summed in float32. The norm of one row has an error of 3e-7; over many rows the error is
-smaller."""
+"""Elements per row. A row is summed in float32. The norm of one row has a relative error of 3e-7; over many rows the
+error is smaller."""
 _CHUNK = 1 << 22
-"""Elements per piece. Limits the memory for the norms of rows."""
+"""Elements per chunk. Bounds the memory for the norms of a chunk's rows."""
 _WIDE_CHUNK = 1 << 18
 """Elements that are copied to float64 at a time."""
 
 
 def square_of(vector: Tensor) -> float:
-    """Return the sum of the squares of a vector's elements. The norm is right to 1e-6, however long the vector is."""
+    """Return the sum of the squares of a vector's elements. Its square root has a relative error of at most 1e-6 for
+    vectors of any length."""
     if not _is_rounded(vector):
         return float(torch.linalg.vector_norm(vector)) ** 2
     return sum(map(_square, vector.split(_CHUNK)))

@@ -1,4 +1,4 @@
-"""Forward and backward passes of a rank, and the tensors that they leave for each other. Main thread only."""
+"""Forward and backward passes of a rank, and the tensors passed between them. Main thread only."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ class Batch(Protocol):
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
-        Called once per micro-batch and run."""
+        Called once per micro-batch in each run of a plan."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Training:
     """Arguments of a training step besides its batch."""
 
     tokens: int
-    """Number of tokens in the whole batch, over all ranks. The backward pass divides the auxiliary losses by it,
-    because they also count tokens without a target."""
+    """Number of tokens in the whole batch, over all ranks. The backward pass divides the auxiliary losses by this
+    number, because these losses also count tokens without a target."""
     rate: float
     """Learning rate."""
     stop: bool
@@ -80,8 +80,8 @@ class PlanRun:
     training: Training | None
     """Arguments of the training step; None: evaluation, which has forward passes only."""
     reads: Sequence[int] | None = None
-    """Entry m: index of the token of micro-batch m, a single sequence, whose logits are evaluated. None: losses are
-    evaluated."""
+    """Entry m: index of the token in micro-batch m after which the logits are computed; each micro-batch has one
+    sequence. None: losses are computed."""
     probe: SimilarityProbe | None = None
     """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class TokenBuffer:
         self._used = 0
         """Bytes that the current run has used."""
         self._copied: Event = None
-        """Event after which the copies of all runs so far are done."""
+        """Event after which all copies launched so far are done."""
 
     def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
         """Allocate memory for micro-batches of these shapes, unless there is enough.
@@ -149,7 +149,7 @@ class TokenBuffer:
         Call this before the first pass of a run. Pinning memory waits for all kernels of the device, and a kernel may
         wait for a message that depends on this rank's later calls.
         """
-        # A short wait: few passes, if any, come before the last copies of the previous run.
+        # This wait is short: at most a few passes precede the last copies of the previous run.
         synchronize(self._copied)
         self._used, needed = 0, token_bytes(shapes)
         if self._block.size < needed:
@@ -324,7 +324,7 @@ class Passes:
         return self.modules.router_statistics(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
-        """Return a context that traces the kernels launched in it under the record."""
+        """Return a context for launching kernels. The trace records their time under the plan record."""
         return self.trace.gpu_span(lane, record, self.streams)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:

@@ -40,7 +40,8 @@ class ChoiceCounts:
     def begin_sum(self, record: SumChoices, groups: ProcessGroups, trace: Trace) -> None:
         """Launch the sum over the data ranks; `finish` waits for it.
 
-        `router_counts` is used only here, in plan order, which is the same for all data ranks of a pipeline rank.
+        The group `router_counts` is used only here. All data ranks of a pipeline rank call this in the same order, the
+        order of the plan.
         """
         if groups.router_counts is None:
             return
@@ -66,11 +67,13 @@ class ChoiceCounts:
 def change_of_bias(counts: Tensor, rate: float) -> Tensor:
     """Return the change of a block's balancing bias, [experts], float64, from the tokens of each expert in a step.
 
-    `rate` up for experts with fewer tokens than the mean, `rate` down for experts with more (Wang et al., arXiv
-    2408.15664, algorithm 1), minus the mean of these changes, as in TorchTitan. A shift of all biases does not change
-    the choice of experts, but without the subtraction biases would drift to where bfloat16 cannot tell them apart.
+    The bias rises by `rate` for experts with fewer tokens than the mean, and falls by `rate` for experts with more
+    (Wang et al., arXiv 2408.15664, algorithm 1). Then the mean of these changes is subtracted, as in TorchTitan. A
+    shift of all biases does not change the choice of experts. But without the subtraction, biases would drift to values
+    that bfloat16 cannot tell apart.
 
-    counts [experts]: sums of whole numbers, independent of the order of ranks and micro-batches.
+    `counts`: tokens of each expert, [experts]. Sums of whole numbers, so the order of ranks and micro-batches does not
+    matter.
     """
     tokens = counts.double()
     # Compare the sum with n * tokens, not the mean with tokens: both are exact whole numbers, while the mean would be
@@ -103,7 +106,7 @@ class ExpertLoad:
     idle: float
     """Share of all experts that no token chose."""
     dropped: float
-    """Share of the choices that experts refused because they were full."""
+    """Share of all choices that were refused because the chosen expert was full."""
     entropy: float
     """Entropy of the router probabilities in nats, averaged over tokens, prototypes and layers."""
     auxiliary_loss_sum: float
@@ -111,8 +114,8 @@ class ExpertLoad:
 
     @classmethod
     def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
-        """Return the load; None if no layer has experts. `sums`: `RouterStatistics.sums` of the step, layer after layer
-        with experts."""
+        """Return the load; None if no layer has experts. `sums`: router statistics of the step in the order of
+        `RouterStatistics.sums`, summed over all ranks, for one layer with experts after the other."""
         if not layers:
             return None
         rows = _rows(sums, layers)

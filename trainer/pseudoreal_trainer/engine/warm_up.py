@@ -43,8 +43,8 @@ class WarmUp:
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
-    """Return positions that together call every kernel: the ends, and a block of each kind, with and without a
-    window."""
+    """Return positions that together call every kernel: the embedding, the head, and a block of each kind, with and
+    without a sliding window."""
     head = passes.layout.head
     kinds: dict[object, int] = {}
     for position in positions:

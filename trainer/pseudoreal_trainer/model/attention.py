@@ -14,7 +14,8 @@ from pseudoreal_trainer.model.rotary import rotate
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents in the sequences of a micro-batch. Of a document that a sequence cuts, only the part inside counts."""
+    """Documents in the sequences of a micro-batch. If a sequence cuts a document, only the part inside the sequence
+    counts."""
 
     lengths: tuple[tuple[int, ...], ...]
     """Lengths in tokens of the documents of each sequence, in order; the lengths of a sequence add up to T."""

@@ -88,7 +88,7 @@ class Block(nn.Module):
     def _attend(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
-        # The summand is not bound to a variable, so that its memory is free right after the addition.
+        # The attention output is not bound to a variable, so that its memory is freed right after the addition.
         return hidden + _normalize(
             self.attention_output_norm,
             self.attention(_normalize(self.attention_norm, hidden), rotation, mask, documents),

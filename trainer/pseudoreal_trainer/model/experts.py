@@ -1,8 +1,8 @@
 """Mixture of experts in the place of a layer's MLP.
 
 Experts are split into prototypes, groups of consecutive experts. Each prototype routes every token to one of its
-experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). With one prototype, the layer is that of
-a Mixtral with one expert per token (arXiv 2401.04088). Prototypes have no auxiliary loss for balance: M6-T trained
+experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). With one prototype, the layer equals a
+Mixtral layer with one expert per token (arXiv 2401.04088). Prototypes have no auxiliary loss for balance: M6-T trained
 better without one. (`RouterStatistics` and `StepLoss` also serve top-k experts.)
 
 An expert accepts the earliest tokens of each sequence, up to its capacity (Switch, arXiv 2101.03961, counts over a
@@ -162,7 +162,7 @@ class SavedDecision:
     """Routing decision of a pass, kept for the recomputed pass."""
 
     decision: RoutingDecision | None = None
-    """None until the first pass has made the decision."""
+    """Routing decision; None until the first pass has made the decision."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,8 @@ class Experts(StackedFeedForward):
         decision: RoutingDecision | None = None,
     ) -> Routes:
         """Return the routes for logits [B, T, experts]. `decision`: routing decision of an earlier pass."""
-        # The host does not wait for the device here. `bincount` and `one_hot` might wait, to read a size.
+        # The host must not wait for the device here, so neither `bincount` nor `one_hot` is used: both may wait to read
+        # a size.
         grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
         decision = decision or _decide(grouped.detach(), self._capacity, documents)
         probabilities = grouped.softmax(dim=-1)
@@ -230,8 +231,8 @@ class Experts(StackedFeedForward):
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
         orders = self._orders(decision, counts)
-        # One prototype at a time: each token is at most once in `order`, so no sum in the backward pass depends on the
-        # order of a GPU's threads.
+        # One prototype at a time: an order contains each token at most once, so no sum in the backward pass depends on
+        # the order in which GPU threads run.
         return torch.cat([tokens.index_select(0, order) for order in orders])
 
     def row_weights(self, routes: Routes, counts: Sequence[int]) -> Tensor:
@@ -282,8 +283,8 @@ def _queue_positions(is_chosen: Tensor, chosen: Tensor, documents: Documents | N
         return positions
     sequences, tokens, prototypes = (torch.arange(size, device=is_chosen.device) for size in is_chosen.shape[:3])
     starts = (tokens - documents.positions)[..., None]  # [B, T, 1]
-    # Counts at the end of the previous document. There are none before the first document: index -1, the last token, is
-    # masked.
+    # Counts at the end of the previous document. The first document has no previous document: the index is then -1, the
+    # last token, and the count is masked.
     before = counts[sequences[:, None, None], starts - 1, prototypes, chosen.squeeze(-1)]  # [B, T, P]
     return positions - before.masked_fill(starts == 0, 0)[..., None]
 
@@ -294,8 +295,8 @@ def _gates(probabilities: Tensor, chosen: Tensor) -> Tensor:
 
     Mixtral divides by the sum of the chosen experts' probabilities. For one expert, the quotient is always 1, and the
     router would get no gradient. So the gradient passes straight through, as if the gate were the probability (Bengio
-    et al. 2013, arXiv 1308.3432). With the probability itself as the gate, as in Switch, the layer would not compute
-    the same as a Mixtral.
+    et al. 2013, arXiv 1308.3432). With the probability itself as the gate, as in Switch, the layer's output would
+    differ from Mixtral's.
     """
     probability = probabilities.gather(-1, chosen).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is exactly 0, while 1 + p - p need not be 1.

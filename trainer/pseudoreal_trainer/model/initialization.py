@@ -62,9 +62,9 @@ def _distribution(matrix: Parameter, model: Model) -> _Normal:
     """Return the distribution of a matrix's initial values.
 
     FanIn keeps the scale of features through each matrix, and gives the sum of all layers' outputs a scale of about one
-    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The other names are
-    frameworks and models, and select their distributions. TorchTitan itself divides by the root of the layer's index; a
-    block that several layers share has no single index.
+    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The other values are named
+    after frameworks and models, and select their distributions. TorchTitan itself divides by the root of the layer's
+    index; a block that several layers share has no single index.
     """
     role, fan_in, root = _role(matrix, model), 1.0 / sqrt(matrix.shape[1]), sqrt(2 * model.layers)
     match model.initial_weights:

@@ -21,7 +21,8 @@ IGNORED = -100
 """Target of a token that is left out of the loss, as in `F.cross_entropy`."""
 
 Take = Callable[[Tensor, Tensor], None]
-"""Called with a parameter and a part of its gradient, which has the parameter's shape and the compute dtype."""
+"""Called with a parameter and a summand of its gradient. The summand has the parameter's shape and the compute
+dtype."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class Loss:
         return reduce(add, losses), of_hidden
 
     def _backward_of_chunk(self, matrix: Tensor, part: Tensor, targets: Tensor, divisor: float, take: Take) -> Losses:
-        """Backpropagate a chunk and return its loss sums. part: features [c, H], replaced by their gradient; targets
-        [c]."""
+        """Backpropagate one chunk and return its loss sums. `part`: features, [c, H], overwritten with their gradient.
+        `targets`: [c]."""
         features = part.detach().requires_grad_()
         losses = self._of_chunk(features, matrix, targets)
         of_features, of_matrix = torch.autograd.grad(losses.total / divisor, [features, matrix])

@@ -1,4 +1,5 @@
-"""Units of a model as modules to which weights are bound."""
+"""Modules that compute the units of a model. Modules own no weights: `UnitModule.bind` binds the weights of a unit
+before a pass."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -178,7 +179,7 @@ def _prefix(unit: Unit) -> str:
 
 
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
-    """Replace the parameter of this name by an empty parameter, and return the new parameter."""
+    """Replace the named parameter by an empty one, without storage, and return the new parameter."""
     owner, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(torch.empty(0), requires_grad=module.get_parameter(name).requires_grad)
     setattr(module.get_submodule(owner), leaf, parameter)

@@ -1,7 +1,7 @@
 """The whole model in one module and one process: the reference for the engine, which runs the same model unit by unit.
 
 Tests compare the engine with this model. The model also generates the text of `pseudoreal sample` and the text logged
-after a phase. `engine.writing` generates text during training, from the engine's own units.
+after a phase. `engine.evaluation` generates text during training, from the engine's own units.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ class Sampling:
     """Settings of sampling."""
 
     vocabulary: int
-    """Tokens below this id may be drawn. Rows of the head beyond the tokenizer's tokens are never drawn."""
+    """Number of tokens of the tokenizer; only ids below this number are drawn. The head may have more rows."""
     temperature: float = 0.8
     """Divisor of the logits; 0: the most probable token is taken."""
     top_p: float = 1.0
@@ -27,7 +27,7 @@ def readable(text: str) -> str:
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw a token by the logits, [V], excluding rows beyond `sampling.vocabulary`."""
+    """Draw a token id from the logits, [V]. Only ids below `sampling.vocabulary` are drawn."""
     logits = logits[: sampling.vocabulary]
     if sampling.temperature == 0:
         return int(logits.argmax())

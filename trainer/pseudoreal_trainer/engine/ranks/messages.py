@@ -48,8 +48,8 @@ class Messages:
                 tag=tag_of(record, self._positions),
             )
         assert work is not None, "this rank is part of the group"
-        # The handle and the tensor live until the peer has received everything: without the handle, the peer might wait
-        # forever.
+        # Keep the handle and the tensor until the peer has received the message: without the handle, the peer might
+        # wait forever.
         self._sent[record.flow, record.position, record.micro_batch] = (work, payload)
         self._trace.count_bytes("pipeline", payload.nbytes)
 
@@ -87,8 +87,8 @@ class Messages:
         self._sent.clear()
 
     def _forget_arrived(self) -> None:
-        """Free the messages that are known to have arrived. NCCL reports completion by itself; gloo reports it only to
-        a waiting thread."""
+        """Free the messages that are known to have arrived. NCCL reports completion by itself; gloo reports completion
+        only to a waiting thread."""
         for key in [key for key, (work, _) in self._sent.items() if work.is_completed()]:
             del self._sent[key]
 
@@ -111,9 +111,9 @@ _NUMBERS = 2**30
 def tag_of(record: Send | Receive, positions: int) -> int:
     """Return the tag of a message for both ends, in a chain of `positions` positions: at most 2^31 - 1.
 
-    Two messages have the same tag only if at least 2^30 / positions micro-batches lie between them. Even then they are
-    received in the order of the sends: a channel receives in that order, as the plan's check proves, and gloo matches
-    messages of one tag in order.
+    Two messages have the same tag only if at least 2^30 / positions micro-batches lie between them. Even then, each is
+    received correctly: the plan's check proves that a channel receives in the order of the sends, and gloo matches
+    messages with one tag in this order.
     """
     number = (record.micro_batch * positions + record.position) % _NUMBERS
     return number << 1 | (0 if record.flow is Flow.ACTIVATION else 1)

@@ -1,4 +1,4 @@
-"""Coordinates and process groups of one rank: whom it communicates with, and from which thread."""
+"""Coordinates and process groups of one rank: the ranks it communicates with, and the thread that uses each group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,16 +67,17 @@ class ProcessGroups:
     same_experts: Group | None = None
     """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
     reduce_world: Group | None = None
-    """All ranks. Reduction thread."""
+    """All ranks. Reduction thread: agreements on a step."""
     reduce_users: Mapping[Users, Group | None] = field(default_factory=dict)
     """All ranks of the pipeline ranks that use a unit. Reduction thread: norm of one unit. Empty if there is one
     rank."""
     checkpoint: Group | None = None
     """All ranks, with gloo. Checkpoint thread."""
     probe: Group | None = None
-    """Pipeline ranks of this data rank, if gradients of layers are measured. Main thread."""
+    """Pipeline ranks of this data rank, if gradients of layers are measured. Main thread: messages and sums of the
+    probe."""
     router_counts: Group | None = None
-    """Data ranks of this pipeline rank, which sum how often each expert was chosen in the step. Main thread."""
+    """Data ranks of this pipeline rank. Main thread: sums of how often each expert was chosen in the step."""
     p2p: Mapping[Channel, Group | None] = field(default_factory=dict)
     """One group per directed channel to or from another pipeline rank; GPUs only. Main thread.
 
@@ -165,7 +166,7 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
 
 
 def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], UnitGroups]:
-    # The ranks with one index in all replicas are the same for all units.
+    # All units use the same groups across replicas, so create these groups once.
     replicas = [*map(list, layout.mesh.groups("replica"))]
     inter, inter_reduce = maker.own_group(replicas), maker.own_group(replicas)
     found: dict[tuple[Pool, Users], UnitGroups] = {}
@@ -251,8 +252,8 @@ def _own_group_of_each(
 
 
 def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
-    """Return the names in lists of disjoint sets. A greedy search keeps the number of lists low: about five for the
-    channels of a ring."""
+    """Return lists of names; the sets of the names in one list are disjoint. A greedy search keeps the number of lists
+    low: about five for the channels of a ring."""
     rounds: list[list[_Name]] = []
     for name, members in sets.items():
         fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))
@@ -267,8 +268,8 @@ def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
 def _connect_channels(groups: ProcessGroups) -> None:
     """Send one element over every channel, before the first step.
 
-    NCCL connects two ranks inside their first message, and whichever comes first blocks until its peer does. During a
-    step this can deadlock: the peer may need something that this rank sends later. Here all ranks walk the channels in
+    NCCL connects two ranks during their first message, and the first of the two blocks until its peer joins. During a
+    step this can deadlock: the peer may need a later message of this rank first. Here all ranks walk the channels in
     one sorted order and need nothing else, so both ends of the first unconnected channel always arrive.
     """
     here = groups.pipeline_rank

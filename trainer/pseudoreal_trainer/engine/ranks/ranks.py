@@ -26,7 +26,7 @@ class Ranks:
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
     limit: timedelta | None = None
-    """Longest wait in a collective, for every group; None: torch's default."""
+    """Timeout of the collectives of every group; None: torch's default."""
 
     @property
     def is_first(self) -> bool:
@@ -66,7 +66,8 @@ def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: time
     with heartbeat.waiting("meets all ranks"):
         _join(device, limit)
     yield Ranks(dist.get_rank(), world, device, heartbeat, limit)
-    # Not after an error: the other ranks may wait inside collectives, and leaving the group would wait for them.
+    # Skipped after an error: the other ranks may wait inside collectives, and `destroy_process_group` would wait for
+    # these ranks.
     dist.destroy_process_group()
 
 
@@ -80,8 +81,8 @@ def _join(device: torch.device, limit: timedelta | None) -> None:
         rank=rank,
         world_size=world,
         timeout=limit,
-        # With the device, NCCL connects all ranks here, where a failure is easy to attribute. `split_group` needs it,
-        # too.
+        # With a device, NCCL connects all ranks here, where a failure is easy to attribute. `split_group` needs a
+        # device, too.
         device_id=device if on_gpu else None,
     )
 

@@ -38,8 +38,8 @@ class Streams:
         return bool(self._streams)
 
     def enter_thread(self) -> None:
-        """Make the rank's device current in this thread; every other thread that launches work on the device calls this
-        first."""
+        """Make the rank's device current in this thread. Every thread besides the main thread calls this before it
+        launches work on the device."""
         # The current device of a new thread is the first GPU. Switching back to that GPU would create a context that
         # takes memory on it.
         if self._streams:
@@ -78,9 +78,10 @@ def synchronize(event: Event) -> None:
 class RunAheadLimit:
     """Keeps the thread that launches passes at most `ahead` passes ahead of the GPU.
 
-    Memory is freed when the thread gets to a record, not when the GPU does. A thread that launched a whole step at once
-    would hold messages and offloaded activations of all its passes. With `ahead` None there is no limit within a step.
-    There always is one between steps: a step ends with the agreement on the loss, after all passes launched before.
+    The thread frees memory when it executes a record, and the GPU may reach the record much later. A thread that
+    launched a whole step at once would hold messages and offloaded activations of all passes. If `ahead` is None, there
+    is no limit within a step. Between steps there always is a limit: a step ends with the agreement on the loss, after
+    all passes of the step.
     """
 
     def __init__(self, streams: Streams, ahead: int | None) -> None:
@@ -88,7 +89,7 @@ class RunAheadLimit:
         self._passes: deque[Event] = deque()
 
     def pass_launched(self) -> None:
-        """Record that a pass was launched; wait for the pass launched `ahead` passes before it."""
+        """Record that a pass was launched. Wait until the GPU has finished the pass launched `ahead` passes earlier."""
         if self._ahead is None:
             return
         self._passes.append(self._streams.record_event())

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.effects import Traffic
 from pseudoreal_trainer.plan.records import Record
 
 _STEPS = 50
-"""Number of training steps in a file: enough to look at, and few enough to load."""
+"""Number of training steps in the trace file: enough to compare steps, and few enough for a viewer to load."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,15 @@ class Trace:
         """Whether events are kept; bytes are always counted."""
         self.moved: Counter[Traffic] = Counter()
         """Bytes that this rank has moved since the last `begin_step`."""
-        # The main thread, the reduction thread, and the threads of disks and snapshots count bytes. Without the lock
-        # two of them could read the same sum, and one count would be lost.
+        # The main thread, the reduction thread, and the threads of disks and snapshots count bytes. Without the lock,
+        # two threads could read the same sum, and one count would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
         self._pending: list[_Executed] = []
         """Kernels that the GPU had not yet finished at the last query."""
         self._zero: tuple[Any, int] | None = None
-        """Reference for GPU times: (CUDA event, its time in nanoseconds of time.perf_counter_ns)."""
+        """Reference for GPU times: (CUDA event, time of the event in nanoseconds of time.perf_counter_ns); None before
+        the first GPU span."""
 
     def begin_step(self, step: int) -> None:
         """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
@@ -94,7 +95,8 @@ class Trace:
         self._pending.append(_Executed(lane, record, self._step, begin, streams.record_timed_event()))
 
     def _append_finished(self) -> None:
-        """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
+        """Record the kernels that the GPU has finished. Does not wait for other kernels, so that a failed rank can end
+        at once."""
         left = []
         for executed in self._pending:
             if executed.end.query():
@@ -134,7 +136,7 @@ class Trace:
         )
 
     def count_bytes(self, traffic: Traffic, size: int) -> None:
-        """Count bytes that this rank moves."""
+        """Add `size` bytes to the count of bytes moved by this kind of traffic."""
         with self._counting:
             self.moved[traffic] += size
 

@@ -20,9 +20,9 @@ from pseudoreal_trainer.plan.memory.tiers import aligned
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 DEPTH = 16
-"""Number of requests that one caller has in flight at a time."""
+"""Maximum number of requests that one caller has in flight."""
 _CALLERS = 2
-"""Number of threads that read or write chunks at the same time."""
+"""Number of callers that may read or write chunks at the same time."""
 _STACK = 512 << 10
 """Stack of a thread in bytes. The default of 8 MiB per thread would count towards a limit on the process's data."""
 
@@ -30,7 +30,7 @@ Request = Callable[[], None]
 
 
 class Requests:
-    """Threads that run disk requests, many at a time; started when first needed.
+    """Threads that run disk requests, many at a time. The threads start at the first call with several requests.
 
     One after the other, requests would leave a fast disk idle most of the time.
     """
@@ -41,8 +41,8 @@ class Requests:
         self._starting = threading.Lock()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Run all requests and return once no request is in flight: their buffers are then free. Raises the first
-        failure, also only then."""
+        """Run all requests and return once no request is in flight: their buffers are then free. If requests failed,
+        raise the first failure, also once no request is in flight."""
         if len(requests) == 1:
             requests[0]()
             return
@@ -128,14 +128,14 @@ class DirectFile:
         self._requests, self._failure = Requests(), failure or FirstFailure()
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fill the memory of the pieces, with many requests at a time. Raises DiskError.
+        """Read the pieces from the file into their memory, with many requests at a time. Raises DiskError.
 
         The requests own the memory until this returns or raises; no request is in flight afterwards.
         """
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Write the memory of the pieces, in the same way as `read`. Raises DiskError."""
+        """Write the memory of the pieces to the file, with many requests at a time as in `read`. Raises DiskError."""
         self._requests.run([partial(self._write, *part) for part in _parts(pieces)])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""State of units on a disk: weights are read ahead, updates go chunk by chunk through buffers of fixed size."""
+"""State of units on a disk: weights are read ahead, and units are updated chunk by chunk in buffers of fixed size."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class DiskBuffers:
     passing: BounceBuffers
     """Bounce buffers, each for one vector of a unit in the master dtype, for instance a gradient."""
     chunks: list[dict[Section, Tensor]]
-    """Entry per chunk in memory at a time: section -> buffer for the chunk of that section."""
+    """One entry per chunk that may be in memory at the same time: section -> buffer for the chunk of this section."""
 
 
 class Staging:
@@ -132,8 +132,8 @@ class Disk:
         self.trace.count_bytes("disk_write", sum(file_range.size for file_range, _ in pieces))
 
     def read_part(self, file_range: _FileRange, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of a range, [end - begin]. For one thread only; the result is valid until
-        the next call."""
+        """Return the elements begin..end-1 of a range, [end - begin]. The result is valid until the next call. Call
+        this from one thread only."""
         first, last = (index * file_range.dtype.itemsize for index in (begin, end))
         start = first // PAGE * PAGE
         size = last - start
@@ -153,7 +153,8 @@ class Disk:
 
 
 class DiskState(State):
-    """State in a file on a disk. Updates read, compute and write chunk after chunk, with the next read in flight."""
+    """State in a file on a disk. An update reads, computes and writes chunk after chunk, and reads the next chunk
+    during the computation."""
 
     def __init__(self, shard: Shard, disk: Disk, file_ranges: Mapping[Section, _FileRange], staging: Staging) -> None:
         super().__init__(shard)
@@ -192,7 +193,7 @@ class DiskState(State):
 
     def keep_gradient(self, gradient: Tensor) -> None:
         self._buffer, stays = self._disk.passing.take(), "gradient" in self._file_ranges
-        # Asynchronous only if the gradient remains in the buffer: the write to disk needs the whole gradient.
+        # Asynchronous unless the buffer is written to disk next: the write needs the whole gradient.
         self._in_buffer(self._buffer).copy_(gradient, non_blocking=not stays)
         if stays:
             self._disk.write([(self._file_ranges["gradient"], self._buffer)])
@@ -215,10 +216,10 @@ class DiskState(State):
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
-            # Recorded before waiting for requests in flight, which may hang.
+            # Record a failure before the `finally` below waits for requests in flight, because these may hang.
             with self._disk.failure.noticed():
-                # The buffers of turn t belong to its read, then to AdamW, then to its write; the read of turn
-                # t + CHUNKS_AT_A_TIME takes them over once that write is done.
+                # The buffers of turn t belong first to the read of its chunk, then to AdamW, then to the write. The
+                # read of turn t + CHUNKS_AT_A_TIME uses the same buffers, so it starts once this write is done.
                 for turn, begin in enumerate(begins):
                     for ahead in range(turn, min(turn + 2, len(begins))):
                         if ahead not in reads:

@@ -1,10 +1,10 @@
 """State of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
 
 On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. If each kernel ran over the whole
-vector, and the vector did not fit in the cache, they would touch 42 bytes of memory per element of a bfloat16 unit: the
-gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that fits in a
-core's cache before the next piece starts. 30 bytes remain: the gradient once (4), weights and moments read and written
-(24), the copy written (2).
+vector, and the vector did not fit in the cache, the kernels would move 42 bytes of memory per element of a bfloat16
+unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
+fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
+read and written (24), the copy written (2).
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ PIECE = PIECE_ELEMENTS
 kernel to the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares
 sizes. The speedup is between 1 and 1.4, the ratio of the bytes; it depends on how many cores share the memory."""
 _LEAST_PIECE = 1 << 14
-"""Fewest elements for which waking another thread is worth its time."""
+"""Minimum number of elements in a piece, so that the piece is worth waking a thread for."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class State(ABC):
 
     @abstractmethod
     def kept_bytes(self) -> dict[Purpose, int]:
-        """Return purpose -> bytes in the home, including padding. A vector that is a part of a larger vector counts
-        with the whole larger vector."""
+        """Return purpose -> bytes in the home, including padding. If a vector is a view of a larger vector, the bytes
+        of the larger vector are counted."""
 
     @abstractmethod
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
@@ -205,7 +205,8 @@ class MemoryState(State):
 
 @dataclass(frozen=True)
 class Slices:
-    """A range of a unit's flat vector with moments and gradient; all 1-D and of one length."""
+    """The same range of a unit's weights, moments, gradient and compute-dtype weights. The tensors are 1-D and of equal
+    length."""
 
     weights: Tensor
     first_moment: Tensor
@@ -213,15 +214,15 @@ class Slices:
     gradient: Tensor
     """Gradient. On the host it is only read; on a device the update may overwrite it."""
     compute: Tensor | None
-    """Memory for the new weights in the compute dtype; None: passes use the weights as they are. Overlaps no other
-    vector, because one thread writes here while others read their parts of the gradient."""
+    """Memory for the new weights in the compute dtype; None: passes use `weights` directly. Overlaps no other vector,
+    because one thread writes here while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
     """Update ranges. They cover all elements except padding after a balancing bias."""
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Kernel of an update, with the arguments that are the same for all elements."""
+    """The AdamW kernel, with the arguments shared by all elements of an update."""
 
     spec: OptimizerSpec
     number: Tensor
@@ -230,7 +231,7 @@ class _Kernel:
     scale: float
 
     def __call__(self, slices: Slices, gradient: Tensor, part: UpdateRange) -> None:
-        """Update the elements of a range. `gradient`: of this range only, scaled."""
+        """Update the elements of a range. `gradient`: scaled gradient of this range only."""
         # The kernel of torch.optim.AdamW(fused=True). That class loads torch's compiler when it is created, and the
         # function around this kernel takes longer than the kernel takes for a piece.
         torch._fused_adamw_(
@@ -264,9 +265,9 @@ class AdamW:
         """Update weights and moments with the gradient times `scale` (at most 1). `steps`: number of earlier updates, a
         scalar; not changed.
 
-        Every element is updated by itself, so the result does not depend on how a vector is cut into ranges. It is
-        bitwise the same if each range starts at a multiple of VECTOR: the tail of a range, shorter than a SIMD vector,
-        may be rounded differently.
+        Every element is updated by itself, so a vector may be cut into any ranges. The results are bitwise the same if
+        each range starts at a multiple of VECTOR: the tail of a range, shorter than a SIMD vector, may be rounded
+        differently.
         """
         slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
@@ -320,8 +321,8 @@ def _balanced(slices: Slices) -> Slices:
 
 
 def _whole(kernel: _Kernel, slices: Slices) -> None:
-    """Run each kernel over all elements before the next kernel. For a device, where memory is fast and launching
-    kernels takes the time, and for the host if only one kernel is needed."""
+    """Run each kernel over all elements before the next kernel. Used on a device, where memory is fast and launches are
+    slow, and on the host if only one kernel is needed."""
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
     for part in slices.ranges:

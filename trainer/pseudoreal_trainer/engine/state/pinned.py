@@ -69,7 +69,7 @@ class PinnedMemory:
         return memory
 
     def free(self, memory: Tensor) -> None:
-        # torch does not know this memory: only this wait keeps a pending copy from reading freed memory.
+        # torch does not track this memory. Wait here, so that no pending copy reads or writes freed memory.
         torch.cuda.synchronize(self._device)
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
         self.pinned -= len(memory)
@@ -99,8 +99,8 @@ class Block:
 
 
 class PinnedArena(Block):
-    """Pinned arena through which state passes; it lives as long as the engine. Each piece has one owner; only the owner
-    knows when no copy uses the piece."""
+    """Pinned arena through which state passes; it lives as long as the engine. Each piece has one owner, which reuses
+    the piece only after all copies from and to it are done."""
 
     def __init__(self, crossing: ArenaLayout, allocator: Allocator) -> None:
         super().__init__(crossing.size, allocator)
@@ -121,8 +121,8 @@ class PinnedArena(Block):
 class BounceBuffers:
     """Bounce buffers for reduced gradients on their way to an update or to the disk, each for one gradient at a time.
 
-    With n buffers, a gradient is kept only once the update of the n-th gradient before it is done, so a buffer is
-    always free. A unit's buffer is given back after its update, or when the update is skipped.
+    With n buffers, a gradient is kept only once the update n gradients earlier is done, so a buffer is always free. A
+    unit's buffer is given back after its update, or when the update is skipped.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:

@@ -24,7 +24,7 @@ from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES
 from pseudoreal_trainer.plan.units import KINDS, Kind
 
 ALIGNMENT = 8
-"""Alignment in bytes that suits elements of every dtype."""
+"""Alignment of chunks in bytes; enough for elements of every dtype."""
 
 
 class Ring:
@@ -35,7 +35,8 @@ class Ring:
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
-        """Bytes of each taken chunk, oldest first, including bytes left unused before it at the end of the buffer."""
+        """Bytes of each taken chunk, oldest first. If a chunk did not fit at the end of the buffer, the bytes left
+        unused there are included."""
         self._changed = threading.Condition()
 
     @property
@@ -50,7 +51,7 @@ class Ring:
 
     def take(self, size: int) -> Tensor:
         """Return memory for a chunk, [size] bytes, once it is free. `size` is at most `largest`."""
-        # Outside the lock: only the thread that takes memory uses `_end`.
+        # `_end` is read outside the lock, because only the thread that takes memory uses `_end`.
         capacity, length = len(self._bytes), _aligned(size)
         left_out = 0 if self._end + length <= capacity else capacity - self._end
         with self._changed:
@@ -84,9 +85,9 @@ class SnapshotRing:
     def of_size(self, size: int, *, crosses_bus: bool) -> Ring:
         """Return a ring of at least `size` bytes. The ring of the previous call must not be used any more.
 
-        `crosses_bus`: whether some of the data comes over the bus; data on the host needs no pinned memory.
-        Call this between steps: pinning memory waits for all kernels of the device, and between steps no kernel waits
-        for a message that depends on this rank's later calls.
+        `crosses_bus`: whether some of the data comes from the device. Data on the host needs no pinned memory. Call
+        this between steps: pinning memory waits for all kernels of the device, and between steps no kernel waits for a
+        message that depends on this rank's later calls.
         """
         if self._ring is None or self._ring.size < size:
             self.close()
@@ -203,8 +204,8 @@ def _failure(write: Callable[[], None]) -> BaseException | None:
 
 
 def _both(taken: Future[None], written: Future[None]) -> Future[None]:
-    """Return a future that completes once both futures have completed, or once `taken` has failed: the sink of
-    `written` may hang. `written` ends after `taken`."""
+    """Return a future that completes once both futures have completed. If `taken` fails, the future fails at once,
+    because the sink of `written` may hang. `written` ends after `taken`."""
     done: Future[None] = Future()
 
     def taken_ends(_: Future[None]) -> None:

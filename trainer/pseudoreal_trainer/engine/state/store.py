@@ -32,12 +32,12 @@ class GradientBuffers:
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
         self._asked: deque[Future[Tensor]] = deque()
-        """Futures of callers that found no free buffer."""
+        """Futures of callers that wait for a buffer, oldest first."""
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
-        """Return the future of a buffer, [numel]. It completes at once if a buffer is free, else when the next buffer
-        is given back."""
+        """Return the future of a buffer, [numel]. The future completes at once if a buffer is free. Otherwise it waits
+        for a buffer to be given back; the oldest future gets a buffer first."""
         taken: Future[Tensor] = Future()
         with self._lock:
             if self._free:
@@ -70,7 +70,7 @@ class NewestUpdates:
         self._updates[unit] = update
 
     def complete(self, unit: int, event: Event) -> None:
-        """Record that the unit's state is set after the event, without an update."""
+        """Record that the unit's state was set without an update. After `event` the new state can be read."""
         self._updates[unit] = _completed(event)
 
     def wait(self) -> None:
@@ -222,7 +222,7 @@ class UnitStore:
         return GradientBuffers(size, count, self._master, self._groups.device)
 
     def _padded_numel(self, unit: int) -> int:
-        """Return the elements of all shards of a unit together, including padding after the last."""
+        """Return the number of elements of all shards of a unit together, including the padding at the end."""
         return self._sizes.whole(self._layout, unit)
 
     def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:
