@@ -336,8 +336,8 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
 
 
 def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
-    """Return the transfers of a rank, with shards of `shard` bytes. Shards are gathered across replicas, then within
-    the replica; sums are scattered in the opposite order."""
+    """Return a rank's transfers for a gather of a unit, or for a sum to shards. `shard`: bytes of each shard. Shards
+    are gathered across replicas, then within the replica; sums are scattered in the opposite order."""
     across = shard * layout.parts_of_replica
     return [
         Transfer("collective", layout.shards(unit) * shard - across, _holders(layout, unit), operation),

@@ -311,7 +311,7 @@ class Layout:
 
     @property
     def parts_of_replica(self) -> int:
-        """Number of neighbouring shards that the ranks with one index in all replicas hold together."""
+        """Number of consecutive shards held by ranks with the same index in their replicas, one rank per replica."""
         return 1 if self.sharding == "None" else self.replicas
 
     def holds_whole(self, unit: int) -> bool:

@@ -28,7 +28,7 @@ class Part:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     begin: int
-    """First element of the part, relative to the flattened tensor."""
+    """Index of the part's first element in the flattened tensor."""
     end: int
     offset: int
     """Index of the part's first element in the unit's flat vector."""

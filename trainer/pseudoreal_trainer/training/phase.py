@@ -221,8 +221,8 @@ class _TrainingLoop:
             self._report_saved(self.saver.poll())
             validated = progress.step % config.data.validation.every_steps == 0 or conditions.is_over(progress)
             if validated:
-                # Before the save below: the checkpoint of this step contains the loss, and the `Ending` after this
-                # loss.
+                # Validate before the save below: the checkpoint of this step contains the loss, and the `Ending` after
+                # this loss.
                 progress.validation_loss = self._validate()
                 progress.ending = conditions.after_loss(progress)
                 self._generate_samples()
@@ -305,7 +305,7 @@ class _TrainingLoop:
     def _save(self, *, complete: bool = False) -> Manifest:
         """Start saving a checkpoint; with `checkpoint.mode: Sync`, also wait for its commit.
 
-        Returns the manifest as known before the save, without tensors and files.
+        Returns the checkpoint's manifest, still without tensors and files.
         """
         if self.reporter:
             # The metrics go first: an execution that resumes from this checkpoint must find all lines up to its step.

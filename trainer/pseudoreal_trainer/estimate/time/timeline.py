@@ -58,11 +58,12 @@ def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeli
 
 
 class _Builder:
-    """Collects tasks. A task may wait for a name that another rank defines only later."""
+    """Collects the tasks of all ranks. A task may wait for another rank's task by name, even before that task is
+    added."""
 
     def __init__(self) -> None:
         self._drafts: list[tuple[tuple[int, str], float, list[int], Record | None]] = []
-        """Drafts of tasks: stream, seconds, dependencies, record."""
+        """Tasks under construction: (stream, seconds, indices of the tasks that must end first, record)."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
 

@@ -117,14 +117,14 @@ def _forwards(_: Mesh, at: Coordinates, dimension: Dimension) -> int:
 
 
 def _backwards(mesh: Mesh, at: Coordinates, dimension: Dimension) -> int:
-    """Return a sort key: coordinate 0 first, then the others from last to first. The first and the last pipeline rank
-    may share a unit."""
+    """Return a sort key: coordinate 0 first, then the others from last to first. So the first and the last pipeline
+    rank, which may share a unit, are neighbours."""
     return -_forwards(mesh, at, dimension) % mesh.sizes[dimension]
 
 
 def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
-    """Return the workers domain by domain and node by node. The domain and node of worker 0 come first, the others by
-    size."""
+    """Return the workers domain by domain and node by node. The domain and node of worker 0 come first; the others
+    follow by number of workers, largest first if `largest_first`, else smallest first."""
     sign = -1 if largest_first else 1
     domains, nodes = Counter(place.domain for place in places), Counter(places)
     first = places[0]
