@@ -240,8 +240,8 @@ class Layout:
     def is_common(self, unit: int) -> bool:
         """Return whether several pipeline ranks use the unit (cross-stage unit).
 
-        Its state is sharded over the holders on all of these pipeline ranks, whatever `sharding` says. All of them
-        gather its working copy at the start of a step, and keep the copy until the end.
+        The state of a cross-stage unit is sharded over its holders on all of these pipeline ranks, whatever `sharding`
+        says. The holders gather the working copy at the start of a step, and keep the copy until the end of the step.
         """
         return len(self.users[unit]) > 1
 
@@ -329,8 +329,8 @@ class Layout:
         return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Return whether the device has the whole gradient of the unit only until the reduction. Afterwards the rank
-        keeps its shard, in the unit's home."""
+        """Return whether a rank keeps only its shard of the unit's reduced gradient, in the unit's home. The device
+        then has the whole gradient only until the reduction."""
         return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property

@@ -1,8 +1,8 @@
 """The units of a model: parameters that are moved, sharded and updated as one flat vector. Pure.
 
 A layer with experts has two units: its block, which includes the router, and its experts. Layers may share experts
-without sharing the block. The name of a parameter contains the name of its unit: `blocks.3.experts.up.weight` belongs
-to the unit `blocks.3.experts`. Tensors of experts are stacked: each contains the matrices, or the biases, of all
+without sharing the block. The name of a parameter determines its unit: `blocks.3.experts.up.weight` belongs to the
+unit `blocks.3.experts`. Tensors of experts are stacked: each contains the matrices, or the biases, of all
 experts of the layer, one after the other. A unit with only a contiguous range of the experts has a contiguous range of
 each tensor.
 

@@ -268,7 +268,7 @@ class _TrainingLoop:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
     def _record_gradients(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
-        """Record the gradients of a measured or compared step."""
+        """Update the phase's measurement and ending from the layer gradients of the newest step."""
         if measures:
             self.progress.measurement = self._conditions.after_measuring(self.progress, found)
         if checks:

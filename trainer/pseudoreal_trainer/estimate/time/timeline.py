@@ -106,7 +106,7 @@ class _Rank:
         self._main: int | None = None
         """The newest task of the main thread."""
         self._done: dict[Record, int] = {}
-        """Record, named as by `result` -> its newest task, in this step or an earlier one."""
+        """Record, as returned by `result` -> its newest task, in this step or an earlier one."""
         self._accumulating: set[int] = set()
         """Units that have a gradient buffer."""
         self._buffers_taken: Counter[Pool] = Counter()
