@@ -162,7 +162,7 @@ class Layout:
 
     @cached_property
     def _layers_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each unit the positions of the layers that use it, ascending."""
+        """Entry i: the positions of the layers that use unit i, ascending."""
         found: list[list[int]] = [[] for _ in range(self.units)]
         for position in range(1, self.head):
             for unit in self.units_of(position):
@@ -230,7 +230,7 @@ class Layout:
 
     @cached_property
     def users(self) -> tuple[Users, ...]:
-        """For each unit the pipeline ranks that use it."""
+        """Entry i: the pipeline ranks that use unit i, ascending."""
         found: list[set[int]] = [set() for _ in range(self.units)]
         for position in range(self.head + 1):
             for unit in self.units_of(position):
@@ -329,8 +329,8 @@ class Layout:
         return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Return whether a rank keeps only its shard of the unit's reduced gradient, in the unit's home. The device
-        then has the whole gradient only until the reduction."""
+        """Return whether the device has the whole gradient of the unit only until the reduction. Afterwards each rank
+        keeps its shard of the gradient, in the unit's home."""
         return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property

@@ -53,7 +53,7 @@ def _bounds(least: "_LowerBounds") -> Iterator[float]:
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
-        # While the main thread waits, other resources work.
+        # Waits are not added: while the main thread waits, other resources use the cores.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
         yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
@@ -138,7 +138,8 @@ class _LowerBounds:
 
     @property
     def ways(self) -> list[float]:
-        """For each rank, the latency in seconds of a micro-batch to the rank's first position and back."""
+        """Entry i: latency in seconds of a micro-batch from the embedding to the first position of pipeline rank i, and
+        of the gradient back to the embedding."""
         layout = self.layout
         legs = [
             passes.way + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)

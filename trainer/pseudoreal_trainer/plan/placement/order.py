@@ -47,7 +47,8 @@ class _Problem:
 
     @cached_property
     def between_slots(self) -> list[tuple[frozenset[int], int]]:
-        """(slots, bytes) of each flow that connects several slots. A slot is the block of ranks of one worker."""
+        """(slots, bytes) of each set of several slots that flows connect; flows between the same slots are summed. A
+        slot is the block of ranks of one worker."""
         merged: Counter[frozenset[int]] = Counter()
         for flow in self.flows:
             merged[frozenset(rank // self.ranks_per_worker for rank in flow.ranks)] += flow.bytes
@@ -55,7 +56,7 @@ class _Problem:
 
     @cached_property
     def of_slot(self) -> list[list[int]]:
-        """For each slot, the indices of its flows in `between_slots`."""
+        """Entry i: the indices in `between_slots` of the entries with slot i."""
         found: list[list[int]] = [[] for _ in self.places]
         for number, (slots, _) in enumerate(self.between_slots):
             for slot in slots:
