@@ -176,7 +176,7 @@ def _imbalance(
 
 
 def _parts(layout: Layout, unit: int) -> int:
-    """Return the number of ranks among which the unit is split by expert parallelism."""
+    """Return the number of ranks among which expert parallelism splits the unit; 1 for a unit without experts."""
     return layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
 
 

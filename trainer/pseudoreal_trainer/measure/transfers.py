@@ -20,7 +20,7 @@ from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 _SMALL = 2**14
-"""Size in bytes of the smaller of two transfers."""
+"""Size in bytes of the smaller of the two transfers from which latency and speed are computed."""
 MOST_BYTES = 2**31
 """Maximum size in bytes of a vector in memory. Units are as large and exceed every cache; a few MiB would measure the
 cache."""

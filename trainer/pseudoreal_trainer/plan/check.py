@@ -84,7 +84,7 @@ class _RankState:
     """Unit with a working copy -> its Fetch."""
     fetches: Counter[Fetch] = field(default_factory=Counter)
     read: dict[int, Read] = field(default_factory=dict)
-    """Unit that is read ahead -> its Read."""
+    """Unit with weights in a read-ahead buffer, or on the way there -> its Read."""
     inputs: set[tuple[int, int]] = field(default_factory=set)
     """Pairs (position, micro-batch) with the input on the device."""
     stashed: set[tuple[int, int]] = field(default_factory=set)

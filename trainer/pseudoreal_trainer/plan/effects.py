@@ -114,7 +114,7 @@ class Effects:
     resources: tuple[Resource, ...] = ()
     """Resources that execute the record, one after the other."""
     after: tuple[Record, ...] = ()
-    """Earlier records of this rank whose results the record uses, named as by `result`. An Update belongs to the
+    """Earlier records of this rank whose results the record uses, as returned by `result`. An Update belongs to the
     previous step. A record may be absent: before the first step there is no Update."""
     message: Receive | None = None
     """Message from another pipeline rank that this record is the first to need."""
@@ -127,7 +127,7 @@ class Effects:
 
 
 def result(record: Record) -> Record:
-    """Return the record under its name in `Effects.after`: without `wanted_by`."""
+    """Return the record as it appears in `Effects.after`: without `wanted_by`."""
     return replace(record, wanted_by=None) if isinstance(record, Read | Fetch) else record
 
 
@@ -336,8 +336,8 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
 
 
 def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
-    """Return the transfers of a rank, with shards of `shard` bytes. Shards are gathered across replicas, then within
-    the replica; sums are scattered in the opposite order."""
+    """Return a rank's transfers for a gather of a unit, or for a sum to shards. `shard`: bytes of each shard. Shards
+    are gathered across replicas, then within the replica; sums are scattered in the opposite order."""
     across = shard * layout.parts_of_replica
     return [
         Transfer("collective", layout.shards(unit) * shard - across, _holders(layout, unit), operation),

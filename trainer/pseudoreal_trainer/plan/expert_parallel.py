@@ -1,13 +1,14 @@
 """Expert parallelism: the parts of a pass through experts on several ranks, and the all-to-all exchanges between them.
 Pure.
 
-In each direction all ranks of a pipeline rank have the same records in the same order, even ranks whose experts receive
-no tokens: an exchange needs all of its ranks.
+All data ranks of a pipeline rank have the same records in the same order. This includes ranks whose experts receive no
+tokens: an exchange needs all of its ranks.
 
-Two micro-batches are in flight at a time, so that the rows of one travel while the experts compute on the other. Tokens
-of all neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the
-graph of one micro-batch, and of the next one, while the rows of the next one travel. The main thread waits for the
-gradients of a micro-batch's tokens: a third graph would cost more memory than this wait is worth.
+Two micro-batches are in flight at a time, so that the rows of one travel while the experts compute on the other. The
+tokens of consecutive micro-batches at a layer are counted together: with the schedule Layered, once per layer and step.
+During backward passes, two graphs are in memory: the graph of the current micro-batch, and the graph of the next one,
+whose rows travel. The main thread waits for the gradients of a micro-batch's tokens: avoiding this wait would take a
+third graph, which costs more memory than the wait is worth.
 
 If a rank's experts are cut into groups, each group computes on all micro-batches before the next group. So a group is
 fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches stay in

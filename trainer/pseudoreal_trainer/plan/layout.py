@@ -162,7 +162,7 @@ class Layout:
 
     @cached_property
     def _layers_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each unit the positions of the layers that use it, ascending."""
+        """Entry i: the positions of the layers that use unit i, ascending."""
         found: list[list[int]] = [[] for _ in range(self.units)]
         for position in range(1, self.head):
             for unit in self.units_of(position):
@@ -230,7 +230,7 @@ class Layout:
 
     @cached_property
     def users(self) -> tuple[Users, ...]:
-        """For each unit the pipeline ranks that use it."""
+        """Entry i: the pipeline ranks that use unit i, ascending."""
         found: list[set[int]] = [set() for _ in range(self.units)]
         for position in range(self.head + 1):
             for unit in self.units_of(position):
@@ -240,8 +240,8 @@ class Layout:
     def is_common(self, unit: int) -> bool:
         """Return whether several pipeline ranks use the unit (cross-stage unit).
 
-        Its state is sharded over the holders on all of these pipeline ranks, whatever `sharding` says. All of them
-        gather its working copy at the start of a step, and keep the copy until the end.
+        The state of a cross-stage unit is sharded over its holders on all of these pipeline ranks, whatever `sharding`
+        says. The holders gather the working copy at the start of a step, and keep the copy until the end of the step.
         """
         return len(self.users[unit]) > 1
 
@@ -311,7 +311,7 @@ class Layout:
 
     @property
     def parts_of_replica(self) -> int:
-        """Number of neighbouring shards that the ranks with one index in all replicas hold together."""
+        """Number of consecutive shards held by ranks with the same index in their replicas, one rank per replica."""
         return 1 if self.sharding == "None" else self.replicas
 
     def holds_whole(self, unit: int) -> bool:
@@ -329,8 +329,8 @@ class Layout:
         return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Return whether the device has the whole gradient of the unit only until the reduction. Afterwards the rank
-        keeps its shard, in the unit's home."""
+        """Return whether the device has the whole gradient of the unit only until the reduction. Afterwards each rank
+        keeps its shard of the gradient, in the unit's home."""
         return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property

@@ -112,8 +112,8 @@ def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
     """Return the index into `order` of the pass after which a rank takes part in the early agreement on the loss; None
     if the ranks agree at the end of the step, or in an evaluation.
 
-    On the head's rank this is the last pass of the head, on other ranks the first pass of all. So no rank agrees late:
-    while the other ranks wait for it, they update nothing, and free no buffers for their next gradients.
+    On the head's rank this is the last pass of the head; on other ranks, the first pass of the step. Each rank agrees
+    as early as possible: until all ranks have agreed, no rank updates units or frees gradient buffers.
     """
     if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None

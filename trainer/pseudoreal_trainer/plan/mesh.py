@@ -40,7 +40,7 @@ class Mesh:
     shard: int = 1
     """Number of ranks in each replica of a pipeline rank."""
     expert: int = 1
-    """Number of parts of a layer's experts."""
+    """Number of equal parts into which a layer's experts are cut; each rank has one part."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a number is below 1, or if experts do not fold over the ranks."""
@@ -107,7 +107,7 @@ class Mesh:
         return here.shard * self.replica + here.replica
 
     def expert_coordinate(self, rank: int) -> int:
-        """Return the index of the rank's part of a layer's experts, in equal parts."""
+        """Return the index of the rank's part of a layer's experts, which are cut into `expert` equal parts."""
         return rank % self.expert
 
     def expert_shard_coordinate(self, rank: int) -> int:

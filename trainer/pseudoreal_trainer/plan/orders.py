@@ -91,7 +91,7 @@ def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]
 
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
     """Return the number of gradient buffers shared by the units of a pool: one for each gradient that accumulates at
-    the same time, and one for a gradient that is being reduced."""
+    the same time, and one for a gradient that is being reduced; at most one per unit."""
     ranges = _accumulation_ranges(replace(layout, homes=(), sharding="None", replicas=1), rank)
     sharing = [ranges[unit] for unit in layout.buffered_units(rank, pool)]
     overlapping = max((sum(one.start in other for other in sharing) for one in sharing), default=0)

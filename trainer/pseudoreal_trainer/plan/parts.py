@@ -14,8 +14,8 @@ def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tup
 
 
 def own_units(units: Iterable[Unit], coordinate: int, ranks: int, groups: int) -> tuple[Unit, ...]:
-    """Return the units of the rank with this coordinate among the expert ranks. A unit of experts is reduced to the
-    rank's own experts and cut into groups. `units`: units of the model, with all experts."""
+    """Return the units as a rank holds them: a unit of experts is reduced to the rank's own experts and cut into
+    groups. `units`: units of the model, with all experts. `coordinate`: index of the rank among the expert ranks."""
     own = (unit.of_rank(coordinate, ranks) for unit in units)
     return tuple(group for unit in own for group in unit.in_groups(groups))
 
@@ -28,7 +28,7 @@ class Part:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     begin: int
-    """First element of the part, relative to the flattened tensor."""
+    """Index of the part's first element in the flattened tensor."""
     end: int
     offset: int
     """Index of the part's first element in the unit's flat vector."""

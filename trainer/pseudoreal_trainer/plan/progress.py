@@ -1,8 +1,8 @@
 """Deadlock check: simulates a plan on the main and reduction threads of all ranks, without computing. Pure.
 
 The main thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
-gradient buffer. The reduction thread finishes reductions, which frees the buffer, and waits for the other ranks where
-they sum or agree. Exchanges of tokens and sums of choices need no check: a rank waits in them only for ranks of its own
+gradient buffer. The reduction thread finishes reductions, which frees the buffer, and waits for the other ranks in sums
+and agreements. Exchanges of tokens and sums of choices need no check: a rank waits in them only for ranks of its own
 pipeline rank, which have the same plan and so reach the same record.
 """
 

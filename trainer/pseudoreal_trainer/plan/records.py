@@ -27,11 +27,11 @@ If a layer's experts are spread over ranks, its passes have parts, between which
 (`plan.expert_parallel` defines the order):
 
     Route(1, 0) Route(1, 1) Count(1, 0, 2)                      attention and router; counts of tokens
-    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second travels under the experts of the first
+    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second travels while experts compute the first
     ExpertForward(1, 0) Exchange(combine, 1, 0)
     ExpertForward(1, 1) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
 
-If experts come and go in groups, the rows of all micro-batches wait for one group after the other:
+If a rank's experts are cut into groups, each group computes on the rows of all micro-batches before the next group:
 
     Route(1, 0) Route(1, 1) Count(1, 0, 2)
     Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)
@@ -128,8 +128,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Exchange row counts: how many tokens the experts of each rank get, and from which ranks. One record for all
-    neighbouring micro-batches, because the host waits for the counts."""
+    """Exchange row counts: how many tokens the experts of each rank get, and from which ranks. One record covers a run
+    of consecutive micro-batches, so that the host waits for counts only once."""
 
     position: int
     first: int
@@ -139,8 +139,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class SumChoices:
-    """Sum the number of times that each expert of a layer was chosen, over all micro-batches and data ranks. For a loss
-    that depends on the choices of the whole step."""
+    """Sum over all micro-batches and data ranks how often each expert of a layer was chosen. Needed by a loss that
+    depends on the choices of the whole step."""
 
     position: int
 

@@ -151,7 +151,8 @@ class Sizes:
 
     @property
     def mask(self) -> int:
-        """Device bytes of the mask for all windows, [T, T], in the compute type."""
+        """Device bytes of the attention mask, [T, T], in the compute type; 0 if no layer has one. Layers share the
+        mask."""
         is_needed = any(map(self.is_masked, range(self.model.layers)))
         return self.allocated(self.model.sequence_length**2 * self.compute_bytes) if is_needed else 0
 

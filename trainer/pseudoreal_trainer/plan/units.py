@@ -1,9 +1,10 @@
 """The units of a model: parameters that are moved, sharded and updated as one flat vector. Pure.
 
-A layer with experts has two units: its block, which includes the router, and its experts, which layers may share
-without sharing the block. Names tell units apart: `blocks.3.experts.up.weight` belongs to the unit `blocks.3.experts`,
-experts number 3. Tensors of experts are stacked: each contains the matrices, or the biases, of all experts of the
-layer, one after the other. A unit may have only some neighbouring experts, and so a range of each tensor.
+A layer with experts has two units: its block, which includes the router, and its experts. Layers may share experts
+without sharing the block. The name of a parameter determines its unit: `blocks.3.experts.up.weight` belongs to the
+unit `blocks.3.experts`. Tensors of experts are stacked: each contains the matrices, or the biases, of all
+experts of the layer, one after the other. A unit with only a contiguous range of the experts has a contiguous range of
+each tensor.
 
 In the flat vector the matrices come first, then biases and norm weights: weight decay acts on matrices only, and so on
 one range of the vector, wherever shards cut it. Last comes a balancing bias. No gradient trains it, and no shard cuts
@@ -53,7 +54,7 @@ class Parameter:
 
     @property
     def begin(self) -> int:
-        """First element of the part, relative to the flattened tensor."""
+        """Index of the part's first element in the flattened tensor."""
         return 0 if self.experts is None else self.experts.start * prod(self.whole[1:])
 
     @property
@@ -104,7 +105,7 @@ class Unit:
         return self.parameters[0].experts
 
     def of_experts(self, experts: range) -> "Unit":
-        """Return the unit with only these neighbouring experts. The unit must have all of them."""
+        """Return the unit with only these experts: a contiguous range of the unit's experts."""
         own = self.experts
         assert own is not None, "only units of experts are cut by experts"
         assert experts.start in own, "the first expert is among the unit's own"
@@ -112,8 +113,8 @@ class Unit:
         return replace(self, parameters=tuple(replace(one, experts=experts) for one in self.parameters))
 
     def of_rank(self, coordinate: int, ranks: int) -> "Unit":
-        """Return a rank's part of the unit with expert parallelism over `ranks` ranks: the unit with the rank's own
-        neighbouring experts. A unit without experts is returned unchanged."""
+        """Return the part of the unit that a rank holds under expert parallelism over `ranks` ranks: the unit with only
+        the rank's contiguous range of experts. A unit without experts is returned unchanged."""
         if ranks == 1 or self.experts is None:
             return self
         assert len(self.experts) % ranks == 0, "the job's rules make expertRanks divide the number of experts"
@@ -122,8 +123,8 @@ class Unit:
         return self.of_experts(range(first, first + count))
 
     def in_groups(self, groups: int) -> tuple["Unit", ...]:
-        """Return a unit of experts in `groups` groups of neighbouring experts, and any other unit unchanged. All groups
-        have the unit's name."""
+        """Return the unit cut into `groups` units, each with a contiguous range of the experts and all with the unit's
+        name. A unit without experts is returned uncut."""
         if groups == 1 or self.experts is None:
             return (self,)
         count = len(self.experts) // groups
@@ -214,7 +215,7 @@ def _block(model: Model, block: int, layer: int) -> Shapes:
 
 
 def _router(model: Model) -> Shapes:
-    """Return the parameters of a layer with experts outside of the experts: router, balancing bias, and shared
+    """Return the parameters of a layer with experts that belong to its block: router, balancing bias, and shared
     experts."""
     assert model.experts is not None, "the layer has experts"
     shapes: Shapes = {"router.weight": (model.experts.count, model.hidden_size)}

@@ -21,7 +21,7 @@ class UpdateRange:
     rate: float = 1.0
     """Factor of the learning rate."""
     decay: float = 0.0
-    """Weight decay."""
+    """Coefficient of weight decay."""
     decays: bool = False
     """Whether weight decay acts on the elements, even with a decay of 0. Ranges with and without weight decay are never
     merged: the tail of a range may be rounded differently, so the ranges must not depend on the value of the decay."""

@@ -26,7 +26,7 @@ class _Run:
     first: int
     """Index into `order` of the first pass of the run."""
     known: int
-    """Smallest index into `order` before which the fetch may start."""
+    """Index into `order` of the earliest pass before which the fetch may start."""
     last: int
 
 

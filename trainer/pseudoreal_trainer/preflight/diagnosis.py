@@ -33,7 +33,7 @@ class RankResult(ApiModel):
     def seconds(self, network: Network) -> float | None:
         """Return the seconds with the rank's fastest partner on the network; None if no pairing succeeded.
 
-        The minimum, because in a slow pair the partner may be at fault.
+        The minimum is used because in a slow pair the partner may be at fault.
         """
         return min(
             (t.seconds for t in self.pair_results if t.network == network and t.seconds is not None), default=None
@@ -149,8 +149,8 @@ def _broken_networks(network: Network, results: Collection[RankResult]) -> list[
         for pair_result in f.pair_results
         if pair_result.network == network
     }
-    # Count a pairing only if both ranks reached it: a rank delayed by an earlier partner may never have joined, and
-    # then the rank that waited is not at fault.
+    # Count a pairing only if both ranks reached it. A rank delayed by an earlier partner may never have joined; the
+    # rank that waited for it is then not at fault.
     met = {frozenset(pair) for pair in pair_results if pair[::-1] in pair_results}
     failed = {pair for pair in met if any(side.seconds is None for side in _both_sides(pair_results, pair))}
     if len(failed) > 1 and failed == met:

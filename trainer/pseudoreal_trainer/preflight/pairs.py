@@ -42,7 +42,7 @@ def _rounds(members: int) -> int:
 
 
 def _cycle(members: int) -> int:
-    """Return the number of rounds until every member has met every other one."""
+    """Return the number of rounds until every member has been paired with every other member."""
     return members - 1 + members % 2
 
 

@@ -79,8 +79,8 @@ def _open_pair(store: Store, number: int, device: torch.device, seconds: float) 
 def _reset_group_counter() -> None:
     """Reset torch's counter of process groups by opening and closing a group of one rank.
 
-    Two processes find each other in the store by the number of their group. A group whose opening failed is counted
-    too; the counter restarts after a group has been closed properly.
+    Two processes find each other in the store by the number of their group. The counter also counts groups that failed
+    to open, so the numbers of two processes may differ. It restarts once a group has been closed properly.
     """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()

@@ -94,7 +94,7 @@ class Meter:
         self.seconds = 0.0
         """Seconds of all steps of this process, without validation and checkpoints."""
         self.waited = 0.0
-        """Seconds of the newest step for which reductions and updates blocked the main thread."""
+        """Seconds for which the main thread waited for reductions and updates in the newest step."""
         self.data_seconds = 0.0
         """Seconds of the newest step spent waiting for samples."""
         self.waits = dict.fromkeys(self._waits(), 0.0)

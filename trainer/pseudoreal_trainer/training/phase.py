@@ -221,8 +221,8 @@ class _TrainingLoop:
             self._report_saved(self.saver.poll())
             validated = progress.step % config.data.validation.every_steps == 0 or conditions.is_over(progress)
             if validated:
-                # Before the save below: the checkpoint of this step contains the loss, and the `Ending` after this
-                # loss.
+                # Validate before the save below: the checkpoint of this step contains the loss, and the `Ending` after
+                # this loss.
                 progress.validation_loss = self._validate()
                 progress.ending = conditions.after_loss(progress)
                 self._generate_samples()
@@ -268,7 +268,7 @@ class _TrainingLoop:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
     def _record_gradients(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
-        """Record the gradients of a measured or compared step."""
+        """Update the phase's measurement and ending from the layer gradients of the newest step."""
         if measures:
             self.progress.measurement = self._conditions.after_measuring(self.progress, found)
         if checks:
@@ -305,7 +305,7 @@ class _TrainingLoop:
     def _save(self, *, complete: bool = False) -> Manifest:
         """Start saving a checkpoint; with `checkpoint.mode: Sync`, also wait for its commit.
 
-        Returns the manifest as known before the save, without tensors and files.
+        Returns the checkpoint's manifest, still without tensors and files.
         """
         if self.reporter:
             # The metrics go first: an execution that resumes from this checkpoint must find all lines up to its step.

@@ -57,7 +57,8 @@ class Progress:
     bits_per_byte: dict[str, float] = field(default_factory=dict)
     """Name of a validation set -> newest loss in bits per byte of text; only sets with a known tokenizer."""
     counted: Counts | None = None
-    """Document counts of the newest step; None if attention spans whole sequences."""
+    """Target and attention-pair counts over the documents of the newest step; None if attention spans whole
+    sequences."""
     ending: Ending = field(default_factory=Ending)
     measurement: Measurement | None = None
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))

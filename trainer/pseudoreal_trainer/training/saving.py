@@ -35,8 +35,8 @@ from pseudoreal_trainer.storage.path import StoragePath
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
-"""Time limit in seconds of two waits: of a failing rank that trains alone, for the checkpoint in progress; of any rank,
-for unfinished files to close."""
+"""Time limit in seconds of two waits: a failing rank that trains alone waits for the checkpoint in progress; any rank
+waits for unfinished files to close."""
 
 log = structlog.get_logger()
 
@@ -245,7 +245,7 @@ class Saver:
         self._own_names.add(manifest.name)
         (self._store.restate if self._is_resumed_checkpoint(manifest) else self._store.commit)(manifest)
         try:
-            # Name the verified checkpoints: pruning could otherwise keep newer, unverified ones in their place.
+            # Name the verified checkpoints: pruning could otherwise keep newer, unverified checkpoints in their place.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified, self._fence.check)
             self._store.sweep(self._own_names, self._fence.check)

@@ -20,7 +20,8 @@ def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
 
 
 def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
-    """Return the learning rate of step `step` (the first is 1): linear warm-up, then decay to the final fraction."""
+    """Return the learning rate of step `step` (the first is 1): linear warm-up to the peak, then decay to
+    `final_fraction` of the peak."""
     peak, warmup = float(optimizer.learning_rate), optimizer.warmup_steps
     if step <= warmup:
         return peak * step / warmup
@@ -107,8 +108,8 @@ class EndConditions:
         return last if progress.ending.step is None else min(last, progress.ending.step)
 
     def _end_soon(self, progress: Progress, checks: int) -> Ending:
-        """Return an `Ending` at this step, or after the measured steps if the phase has any. An existing end step
-        stays."""
+        """Return an `Ending` with this step as the end step; in a phase that measures gradients, with the step after
+        `measure.steps` more steps. An end step set earlier is kept."""
         measured = 0 if self.config.measure is None or progress.step == 0 else self.config.measure.steps
         step = progress.step + measured if progress.ending.step is None else progress.ending.step
         return Ending(checks=checks, step=step)

@@ -127,7 +127,7 @@ class WeightsAndBiases:
 
 _UID, _NAME = "pseudoreal_uid", "mlflow.runName"
 _MARK = "train/tokens"
-"""Metric logged at every step; its history gives the newest logged step."""
+"""Name of a metric that is logged at every step; its history gives the newest logged step."""
 
 
 class MLflow:
@@ -197,7 +197,7 @@ class SinkThread:
             self._left_out += 1
 
     def end(self) -> None:
-        """Signal the end of the figures."""
+        """Signal that no further step will be logged."""
         self._waiting.put(None)
 
     def join(self, deadline: float) -> None:

@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
-    """Compare the corpus of all ranks. Collective: every rank calls this.
+    """Check that all ranks read the same corpus. Collective: every rank calls this.
 
     Raises TrainingError if a rank reads another corpus than rank 0.
     """

@@ -49,11 +49,11 @@ def _bounds(least: "_LowerBounds") -> Iterator[float]:
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
     yield from mains
-    # Without copies: where they do not overlap passes, they may run while the main thread waits.
+    # Copies are not added: if copies do not overlap passes, they may run while the main thread waits.
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
-        # While the main thread waits, other resources work.
+        # Waits are not added: while the main thread waits, other resources use the cores.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
         yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
@@ -138,7 +138,8 @@ class _LowerBounds:
 
     @property
     def ways(self) -> list[float]:
-        """For each rank, the latency in seconds of a micro-batch to the rank's first position and back."""
+        """Entry i: latency in seconds of a micro-batch from the embedding to the first position of pipeline rank i, and
+        of the gradient back to the embedding."""
         layout = self.layout
         legs = [
             passes.way + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)
@@ -149,7 +150,7 @@ class _LowerBounds:
 
     def _fetched(self, rank: int, resource: Resource) -> float:
         """Return the seconds of fetches. Streamed units are fetched for the forward and for the backward pass, except
-        units that stay in the window in between. The head has one pass."""
+        units that stay in the window in between. The head is fetched once: its forward and backward are one pass."""
         return sum(self._fetched_in(rank, pool, resource) for pool in POOLS)
 
     def _fetched_in(self, rank: int, pool: Pool, resource: Resource) -> float:
@@ -204,7 +205,7 @@ class _LowerBounds:
         """Return the seconds of a unit's record; computed once for units of the same size, home and users."""
         layout = self.layout
         home, pool, users = layout.home(unit), layout.pool_of(unit), layout.users[unit]
-        # The distance matters: pipeline ranks that are further apart may be on different machines.
+        # The distance between the users matters: pipeline ranks that are further apart may be on different machines.
         key = (kind, resource, self.sizes.units[unit].numel, home, pool, len(users), users[-1] - users[0])
         if key not in self._of_units:
             self._of_units[key] = self.costs.seconds(kind(unit), resource)

@@ -13,13 +13,14 @@ from pseudoreal_trainer.plan.layout import MODULAR
 
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
-"""Schedules in which all micro-batches pass a layer forward before the first passes it backward."""
+"""Schedules in which the forward passes of all micro-batches through a layer come before the layer's first backward
+pass."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
 
 
 StateChoice = tuple[int, bool, StateSharding, int]
-"""The fields on which bytes of state depend: pipeline ranks, whether layers are assigned to them round-robin, sharding,
-expert ranks."""
+"""(pipeline ranks, whether layers are assigned to them round-robin, sharding, expert ranks): the part of a choice on
+which the bytes of state depend."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.sizes import Device
 
 
 def assumed_profile(device: Device) -> HardwareProfile:
-    """Return a profile for comparing layouts. Nothing in it was measured."""
+    """Return a profile for comparing layouts. All its figures are assumed, not measured."""
     return _GPUS if device == "cuda" else _CPU
 
 

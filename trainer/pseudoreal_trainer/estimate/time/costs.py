@@ -33,7 +33,7 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 
 Load = Traffic | Literal["optimizer"]
-"""Loads of a step besides compute."""
+"""Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
 
 
 class Costs(Protocol):

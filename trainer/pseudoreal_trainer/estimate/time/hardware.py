@@ -84,8 +84,8 @@ class HardwareProfile(_Model):
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:
-        """Return the speeds measured with this number of ranks on the machine. Else the speeds with the next smaller
-        number; if there are none, with the smallest number."""
+        """Return the speeds measured with this number of ranks on the machine. If there are none, return the speeds for
+        the next smaller number of ranks, or else for the smallest."""
         known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
         return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
 
@@ -106,8 +106,8 @@ def read_profile(path: Path) -> HardwareProfile:
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
-    """Return the collectives of the smallest measured group with at least `ranks` ranks. A larger group than the
-    largest measured one gets the speeds of the largest. Raises ValueError if there are none."""
+    """Return the collectives of the smallest measured group with at least `ranks` ranks; if all measured groups are
+    smaller, of the largest group. Raises ValueError if no collectives were measured."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"
@@ -128,7 +128,7 @@ def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> 
         )
 
     def value(field: str, more: float = 0.0) -> float:
-        """`more`: added during the interpolation, because 0 has no logarithm."""
+        """`more`: offset added to the values during the interpolation, because 0 has no logarithm."""
         widths = sorted({row.hidden for row in rows})
         found = _between([(width, _along_tokens(rows, width, tokens, field, more)) for width in widths], hidden)
         return max(0.0, found - more)

@@ -1,4 +1,4 @@
-"""Discrete-event simulation of tasks on streams, which depend on each other and share cores. Pure."""
+"""Discrete-event simulation of tasks that run on streams, depend on each other and share CPU cores. Pure."""
 
 import heapq
 from collections.abc import Sequence

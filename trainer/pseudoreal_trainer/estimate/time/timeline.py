@@ -58,11 +58,12 @@ def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeli
 
 
 class _Builder:
-    """Collects tasks. A task may wait for a name that another rank defines only later."""
+    """Collects the tasks of all ranks. A task may wait for another rank's task by name, even before that task is
+    added."""
 
     def __init__(self) -> None:
         self._drafts: list[tuple[tuple[int, str], float, list[int], Record | None]] = []
-        """Drafts of tasks: stream, seconds, dependencies, record."""
+        """Tasks under construction: (stream, seconds, indices of the tasks that must end first, record)."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
 
@@ -105,7 +106,7 @@ class _Rank:
         self._main: int | None = None
         """The newest task of the main thread."""
         self._done: dict[Record, int] = {}
-        """Record, named as by `result` -> its newest task, in this step or an earlier one."""
+        """Record, as returned by `result` -> its newest task, in this step or an earlier one."""
         self._accumulating: set[int] = set()
         """Units that have a gradient buffer."""
         self._buffers_taken: Counter[Pool] = Counter()

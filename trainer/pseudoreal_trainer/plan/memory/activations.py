@@ -113,7 +113,8 @@ class _Walk:
         )
 
     def _answered(self, position: int) -> int:
-        """Return the bytes of an output that was sent to another rank, unless the output is part of a graph."""
+        """Return the bytes of an output that was sent to another rank; 0 if the output stayed on this rank or is part
+        of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
         return self._boundary if was_sent and not self._saves_graph(position) else 0
 

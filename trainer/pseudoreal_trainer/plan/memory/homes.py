@@ -44,8 +44,8 @@ def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
 
 
 def homes_from_spec(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
-    """Return the home of each unit from `homes`, else from `home`. An entry for a block also applies to the experts of
-    the same number, unless they have an entry of their own."""
+    """Return the home of each unit: its entry in `homes`, or else `home`. An entry for a block also applies to the
+    experts of the same number, unless these experts have an entry."""
     if not offload.homes:
         return (offload.home,) * len(sizes.units)
     named: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
@@ -71,8 +71,9 @@ def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home,
     """Return the nearest possible home of each unit: its home if there were no activations and as few resident bytes as
     possible.
 
-    A rank moves units in one order until the rest fits. With less room, it moves the same units and more. If ranks
-    share units, a rank that moves a unit may make room on another rank: then only the named homes are certain.
+    A rank moves units in a fixed order until the rest fits. With less room, it moves the same units and then more. If
+    ranks share units, a move by one rank may make room on another rank: then only the homes named in the spec are
+    certain.
     """
     if any(len(users) > 1 for users in layout.users):
         return homes_from_spec(offload, sizes)

@@ -23,7 +23,7 @@ class Tensors:
     tokens: int
     """Number of tokens, B * T."""
     layer: int = 0
-    """Number of the layer, for tensors of a layer."""
+    """Index of the layer; used only by tensors whose size depends on the layer."""
 
     @property
     def hidden(self) -> int:
@@ -61,7 +61,7 @@ class Tensors:
 
     @property
     def intermediate_size(self) -> int:
-        """F, the number of MLP intermediates of a token."""
+        """F, the number of MLP intermediates of a token, not a number of bytes."""
         model = self.sizes.model
         return (model.expert if model.has_experts(self.layer) else model.feed_forward).size
 

@@ -69,7 +69,7 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
 
     match group.kind:
         case "holders":
-            # All users have the same records of the unit: the first one stands for all.
+            # All users have the same records of the unit. To count them once, only the first user yields flows.
             if group.users[0] == pipeline_rank:
                 for ranks in layout.groups_of_replica(group.pool, group.users):
                     yield Flow("shards", ranks, size)
@@ -88,7 +88,7 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
             for ranks in here(mesh.expert_groups("replica", "expert_shard")):
                 yield Flow("experts", ranks, size)
         case "peer":
-            # A gradient of the same size answers each activation, so both ranks send equally much.
+            # For each activation a gradient of the same size is sent back, so both ranks send the same number of bytes.
             (peer,) = group.users
             if pipeline_rank < peer:
                 for column in mesh.groups("pipeline"):

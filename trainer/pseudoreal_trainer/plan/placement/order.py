@@ -47,7 +47,8 @@ class _Problem:
 
     @cached_property
     def between_slots(self) -> list[tuple[frozenset[int], int]]:
-        """(slots, bytes) of each flow that connects several slots. A slot is the block of ranks of one worker."""
+        """(slots, bytes) of each set of several slots that flows connect; flows between the same slots are summed. A
+        slot is the block of ranks of one worker."""
         merged: Counter[frozenset[int]] = Counter()
         for flow in self.flows:
             merged[frozenset(rank // self.ranks_per_worker for rank in flow.ranks)] += flow.bytes
@@ -55,7 +56,7 @@ class _Problem:
 
     @cached_property
     def of_slot(self) -> list[list[int]]:
-        """For each slot, the indices of its flows in `between_slots`."""
+        """Entry i: the indices in `between_slots` of the entries with slot i."""
         found: list[list[int]] = [[] for _ in self.places]
         for number, (slots, _) in enumerate(self.between_slots):
             for slot in slots:
@@ -117,14 +118,14 @@ def _forwards(_: Mesh, at: Coordinates, dimension: Dimension) -> int:
 
 
 def _backwards(mesh: Mesh, at: Coordinates, dimension: Dimension) -> int:
-    """Return a sort key: coordinate 0 first, then the others from last to first. The first and the last pipeline rank
-    may share a unit."""
+    """Return a sort key: coordinate 0 first, then the others from last to first. So the first and the last pipeline
+    rank, which may share a unit, are neighbours."""
     return -_forwards(mesh, at, dimension) % mesh.sizes[dimension]
 
 
 def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
-    """Return the workers domain by domain and node by node. The domain and node of worker 0 come first, the others by
-    size."""
+    """Return the workers domain by domain and node by node. The domain and node of worker 0 come first; the others
+    follow by number of workers, largest first if `largest_first`, else smallest first."""
     sign = -1 if largest_first else 1
     domains, nodes = Counter(place.domain for place in places), Counter(places)
     first = places[0]
