@@ -288,8 +288,8 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
 
 
 def _with_remedy(folder: Path, error: Exception) -> Exception:
-    """Remove the folder of a failed export if it is empty; otherwise add the remedy for the folder to the error. Return
-    the error."""
+    """Remove the folder of a failed export if it is empty, and return `error`. If the folder has files, return a
+    TrainingError with the text of `error` and the remedy."""
     try:
         folder.rmdir()
     except OSError:

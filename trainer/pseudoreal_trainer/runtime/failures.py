@@ -1,6 +1,7 @@
-"""Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
+"""Reasons for the failure of a rank (out of memory, a lost peer, a crash of the process), as sentences for users.
 
-A sentence is part of the rank's own message. If the rank left no message, the sentence is part of the pod's message.
+The rank puts the sentence into its termination message. If the rank left no message, the pod puts the sentence into the
+pod's message.
 """
 
 import errno

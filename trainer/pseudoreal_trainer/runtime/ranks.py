@@ -113,7 +113,7 @@ class Launch:
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
     def has_newer_membership(self, identity: RendezvousIdentity) -> bool:
-        """Return whether the operator has announced a membership for a later restart than the identity's."""
+        """Return whether the operator has announced a membership for a restart after `identity.restart`."""
         membership = self.folder.membership()
         return membership is not None and membership.restart > identity.restart
 
@@ -158,8 +158,8 @@ def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) ->
 
 
 def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod was asked to stop. A spare pod may replace that
-    pod."""
+    """Return whether the job has spare pods, and all ranks saved and ended because another pod was asked to stop. A
+    spare may replace the other pod."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 

@@ -115,7 +115,8 @@ class Endpoint:
         return self._store_authorities(self._exchange_on_new_connection(content))
 
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection. Trust sets are tried in turn, starting with the last accepted set."""
+        """Send a report on a new connection. Several sets of CA certificates are tried in turn, the last accepted set
+        first."""
         sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -212,7 +213,9 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
     """Return the seconds until the next report. Pure.
 
-    `chance`, a random number from 0 to 1, adds jitter: pods that fail together do not retry together.
+    `seconds`: interval without failures. `failures`: number of reports that have failed since the last success.
+    `retry_after`: minimum delay in seconds after a failure, as requested by the endpoint; 0: none. `chance`: random
+    number from 0 to 1 for jitter, so that pods that fail together do not retry together.
     """
     if failures == 0:
         return seconds
