@@ -203,7 +203,8 @@ def _find_corruption(checkpoint: OpenCheckpoint) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: OpenCheckpoint) -> str:
-    """Return a clause that names the checkpoint from which a resumed run would start."""
+    """Return a clause that names the checkpoint from which a resumed run would start, or says that the phase has no
+    other sound checkpoint."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
         if head.name != checkpoint.manifest.name and _is_verified(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"
