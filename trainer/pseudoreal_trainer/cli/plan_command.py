@@ -179,8 +179,8 @@ def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
 def _search_auto_layouts(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
 ) -> list[FastestLayouts]:
-    """Return the best layouts of each phase with layout Auto. Their step times are predicted from
-    `profile`; None: from the job's profile."""
+    """Return the best layouts of each phase with layout Auto. Their step times are predicted from `profile`; if None,
+    from the job's profile."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
         machine = profile or profile_of(phase)

@@ -173,7 +173,7 @@ def enable_crash_files(folder: Path, local_rank: int) -> None:
 
 
 def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
-    """Return the crashes by local rank."""
+    """Return local rank -> crash, for the ranks that have left a crash file."""
     found = {rank: _read_crash(_crash_file(folder, rank)) for rank in range(local_ranks)}
     return {rank: crash for rank, crash in found.items() if crash is not None}
 

@@ -81,7 +81,7 @@ class ReportRejected(Exception):
 
 @dataclass
 class Endpoint:
-    """Client of the report endpoint. For one thread at a time."""
+    """Client of the report endpoint. Not thread-safe."""
 
     url: str
     token: Path
@@ -90,13 +90,14 @@ class Endpoint:
     """File with the CA certificates that verify the endpoint, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer with certificates, as PEM text; None before the first.
+    """CA certificates from the newest answer with certificates, as PEM text; None before the first such
+    answer.
 
     The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
     answer comes over a connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates of the last successful verification, as PEM text; None before the first."""
+    """CA certificates with which the endpoint was last verified, as PEM text; None before the first verification."""
     _idle: HTTPSConnection | None = field(default=None, init=False, repr=False, compare=False)
     """Open connection of the previous report: a handshake costs more than a report."""
 
