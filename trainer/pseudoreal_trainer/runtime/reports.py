@@ -90,8 +90,7 @@ class Endpoint:
     """File with the CA certificates that verify the endpoint, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer with certificates, as PEM text; None before the first such
-    answer.
+    """CA certificates from the newest answer with certificates, as PEM text; None: no answer has had any.
 
     The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
     answer comes over a connection verified with certificates trusted before.
