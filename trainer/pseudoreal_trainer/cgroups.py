@@ -35,8 +35,8 @@ def usable_processors(cgroup: Path | None = None) -> int:
 
 
 def _limit(cgroup: Path) -> tuple[int | None, int]:
-    """Return the CPU quota, in microseconds of all processors per period, and the period in microseconds. Quota None:
-    no limit."""
+    """Return (quota, period) in microseconds: all processors together may run for the quota in each period. Quota
+    None: no limit."""
     found = _numbers(cgroup / "cpu.max") or [  # cgroup version 2, then version 1
         *_numbers(cgroup / "cpu" / "cpu.cfs_quota_us"),
         *_numbers(cgroup / "cpu" / "cpu.cfs_period_us"),
@@ -57,7 +57,7 @@ def _numbers(file: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class PodMemory:
-    """Memory of a pod in bytes; None if the system does not report the value, or there is no limit."""
+    """Memory figures of a pod, in bytes. None: the system does not report the figure, or the pod has no limit."""
 
     limit: int | None = None
     used: int | None = None
@@ -100,8 +100,8 @@ def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
 
 
 def _group(groups: Path, lines: list[str]) -> tuple[int, Path]:
-    """Return version and folder of the memory cgroup. `lines` have the form `number:controllers:path`, see
-    cgroups(7)."""
+    """Return the cgroup version, and the folder of this process's memory cgroup. `lines`: lines of /proc/PID/cgroup,
+    `number:controllers:path`, see cgroups(7)."""
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     of_memory = [path for controllers, path in paths.items() if "memory" in controllers.split(",")]
     version, top, path = (1, groups / "memory", of_memory[0]) if of_memory else (2, groups, paths.get("", "/"))

@@ -25,9 +25,9 @@ older version than pydantic needs."""
 PRESENT = frozenset(
     {
         *("torch", "numpy", "safetensors", "rich", "typer", "pytest"),
-        # With torch and rich.
+        # Requirements of torch and rich.
         *("fsspec", "filelock", "jinja2", "networkx", "sympy", "markdown-it-py", "mdurl", "pygments"),
-        # With typer and pytest.
+        # Requirements of typer and pytest.
         *("shellingham", "annotated-doc", "iniconfig", "packaging", "pluggy"),
     }
 )

@@ -34,7 +34,7 @@ class Target:
     reaching: str
     """Shell commands for reaching the cluster with the user's own kubectl."""
     ending: str
-    """Shell command for stopping the cluster, or removing the installation."""
+    """Shell command for stopping the local cluster, or for removing the installation from the user's cluster."""
 
     def hints(self, job: str) -> tuple[str, ...]:
         """Return shell commands to try next."""

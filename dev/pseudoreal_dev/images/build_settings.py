@@ -16,7 +16,7 @@ BORROWED = Path("/run/build")
 
 
 def mounts() -> Iterator[str]:
-    """Yield buildah's volume arguments."""
+    """Write the pip.conf of the build, and yield buildah's volume arguments, SOURCE:TARGET:ro."""
     settings = parse(shell.output([sys.executable, "-m", "pip", "config", "list"]))
     borrowed = _local_paths(settings)
     file = paths.images() / "pip.conf"
@@ -45,7 +45,10 @@ def parse(listing: str) -> configparser.RawConfigParser:
 
 
 def _local_paths(settings: configparser.RawConfigParser) -> Mapping[str, str]:
-    """Return path -> path inside a build, for the existing absolute paths among the values of the settings."""
+    """Return path on this machine -> mount point inside a build, for the existing absolute paths in the settings.
+
+    Paths below CERTIFICATES are left out, because this folder is mounted as a whole.
+    """
     words = {word for section in settings.sections() for _, value in settings.items(section) for word in value.split()}
     found = sorted(word for word in words if _must_be_mounted(Path(word)))
     return {path: str(BORROWED / str(number)) for number, path in enumerate(found)}

@@ -21,7 +21,7 @@ def output(*words: str | Path) -> str:
 
 
 def images() -> list[str]:
-    """Return the names with tags of all tagged images."""
+    """Return NAME:TAG of each tagged image."""
     names = output("images", "--noheading", "--format", "{{.Name}}:{{.Tag}}").split()
     return [name for name in names if "<none>" not in name]
 
@@ -34,7 +34,7 @@ def clear_leftovers() -> None:
 
 
 def storage() -> Path:
-    """Return the folder of the layers."""
+    """Return the folder in which buildah stores images and working containers."""
     return paths.images() / "storage"
 
 

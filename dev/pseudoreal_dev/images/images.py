@@ -69,8 +69,10 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def export(image: Image) -> None:
-    """Run the part of `load` that needs no containerd. On the first run, this part writes gigabytes: better while the
-    cluster is being built."""
+    """Write the image into the OCI layout: the part of `load` that needs no containerd.
+
+    The first export writes gigabytes, so call this function while the cluster is being built.
+    """
     with exclusive("images"):
         layout.export(image.name)
 

@@ -32,7 +32,7 @@ def write(image: str | None = None, dockerfile: Path = DOCKERFILE, *, options: t
 
 
 def pinned(text: str) -> tuple[str, str]:
-    """Return the base image of a Dockerfile, and its digest. Raises DevError if it has none."""
+    """Return the base image of a Dockerfile, and its digest. Raises DevError if the Dockerfile pins no base image."""
     found = _LINE.search(text)
     if found is None:
         raise DevError("the Dockerfile has no line ARG BASE_IMAGE=NAME:TAG@sha256:...; give the base image its digest")

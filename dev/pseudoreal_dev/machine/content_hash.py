@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files below `root` matching the glob patterns, sorted; a folder stands for all its files.
+    """Return the files below `root` that match the glob patterns, sorted. A matching folder adds all files below it.
 
     Python's caches are excluded, because they change without a change of the source.
     """

@@ -30,7 +30,7 @@ PROGRAMS: Mapping[str, str] = {
     "debootstrap": "debootstrap",
 }
 COMPILER: Mapping[str, str] = {"g++": "g++", f"{sysconfig.get_path('include')}/Python.h": "python3-dev"}
-"""Requirements for compiling a Python extension."""
+"""Program or header file -> its Debian package, for compiling a Python extension."""
 # Root's PATH may lack the sbin folders.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 

@@ -24,7 +24,7 @@ class Process:
     """A process as of its start.
 
     `started` (clock ticks after boot) and `argument` (last word of the command) distinguish the process from a later
-    one with the same id.
+    process with the same id.
     """
 
     name: str
@@ -113,7 +113,7 @@ def kill(pids: Sequence[int]) -> None:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the end of the context: no process starts without a record."""
+    """Defer Ctrl-C until the end of the context, so that no started process is left without a record."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -26,7 +26,7 @@ class Cost(Enum):
 
 @dataclass(frozen=True)
 class Timing:
-    """One finished step; `depth` is 0 for an outermost step."""
+    """One finished step. `depth`: number of enclosing steps."""
 
     name: str
     seconds: float
@@ -81,11 +81,11 @@ class Progress:
         self._timings[place] = self._finish(step, cost)
 
     def note(self, text: str) -> None:
-        """Print one permanent line."""
+        """Print one permanent line, with the seconds since the start of the display."""
         self._print(text)
 
     def say(self, text: str) -> None:
-        """Print a text without the time."""
+        """Print a text without the seconds in front."""
         self.console.print(text, markup=False)
 
     @property
@@ -152,7 +152,10 @@ class Progress:
 
 
 def totals(timings: Sequence[Timing]) -> dict[Cost, float]:
-    """Return the seconds of each kind of cost, counting no time twice. `timings` are in the order of their starts."""
+    """Return the seconds of each kind of cost; their sum is the duration of all outermost steps.
+
+    `timings` are in the order of their starts. The time of steps inside a first-run step counts as first run.
+    """
     first_run = 0.0
     covered_below: int | None = None  # depth of the enclosing first-run step
     for timing in timings:

@@ -28,8 +28,8 @@ log = structlog.get_logger()
 def resolve_layout(
     config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[PhaseConfig, ChosenLayout | None]:
-    """Return the phase's config with its layout, and the layout that was chosen automatically, now or in an earlier
-    execution. The layout is None if the job specifies one.
+    """Return the phase's config with the resolved layout, and the automatically chosen layout: chosen now, or recorded
+    by an earlier execution. If the job specifies the layout, return the unchanged config and None.
 
     `while_searching`: context for the search. The context may end the search at any point, because the search is pure.
     Raises InvalidJobError if no layout fits or the profile is invalid, and TrainingError if storage fails.

@@ -203,7 +203,8 @@ def _find_corruption(checkpoint: OpenCheckpoint) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: OpenCheckpoint) -> str:
-    """Return a clause that names the checkpoint from which a resumed run would start."""
+    """Return a clause that names the checkpoint from which a resumed run would start, or says that the phase has no
+    other sound checkpoint."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
         if head.name != checkpoint.manifest.name and _is_verified(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"
@@ -288,8 +289,8 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
 
 
 def _with_remedy(folder: Path, error: Exception) -> Exception:
-    """Remove the folder of a failed export if it is empty; otherwise add the remedy for the folder to the error. Return
-    the error."""
+    """Remove the folder of a failed export if it is empty, and return `error`. If the folder has files, return a
+    TrainingError with the text of `error` and the remedy."""
     try:
         folder.rmdir()
     except OSError:

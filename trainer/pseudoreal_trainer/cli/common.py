@@ -86,7 +86,7 @@ def load(path: str, command: str) -> Any:
         missing = error.name or ""
         if module.startswith(_CLIENT) and not has_client():
             missing = _CLIENT
-        elif missing.startswith("pseudoreal"):  # a bug
+        elif missing.startswith("pseudoreal"):  # a bug: the project's own modules are installed
             raise
         extra = "client" if module.startswith(_CLIENT) else "trainer"
         raise CommandError(

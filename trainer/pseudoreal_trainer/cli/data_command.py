@@ -23,7 +23,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100
-"""Maximum number of tokens shown of a document."""
+"""Maximum number of tokens shown per document."""
 
 
 @click.group()

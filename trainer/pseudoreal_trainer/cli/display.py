@@ -95,7 +95,7 @@ def _phase_text(event: Event) -> str:
 
 
 def _blocks_text(event: Event) -> str:
-    """Return a phrase with the number of blocks and the number of sets of experts, shared or not."""
+    """Return a phrase with the number of blocks, and the number of sets of experts if the model has experts."""
     sets = event["sets_of_experts"]
     experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
     return f"{event['blocks']} blocks{experts}"

@@ -70,8 +70,8 @@ def show_fastest(console: Console, fastest: FastestLayouts) -> None:
 
 
 def _table(fastest: FastestLayouts) -> Table:
-    """Return the layouts as a table. Columns for replicas and expert ranks appear only if a layout has more than
-    one."""
+    """Return the layouts as a table. The columns for replicas and for expert ranks appear only if a layout has several
+    of them."""
     choices = [found.choice for found, _ in fastest.found]
     meshes: list[tuple[str, list[int]]] = [
         ("pipeline", [choice.pipeline for choice in choices]),

@@ -151,7 +151,8 @@ def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProf
 def _search_fastest(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
 ) -> ExitCode:
-    """Search the layouts of each phase, print them and return the exit code. Raises ValueError without a profile."""
+    """Search the layouts of each phase, print them and return the exit code. Raises InvalidJobError without a
+    profile, and ValueError if the profile lacks a needed speed."""
     if profile is None:
         raise InvalidJobError(
             "--fastest compares seconds, which need the profile of a machine; give --hardware a profile, which"
@@ -178,8 +179,8 @@ def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
 def _search_auto_layouts(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
 ) -> list[FastestLayouts]:
-    """Return the best layouts of each phase with layout Auto. Seconds are predicted from `profile`; None: from the
-    job's profile."""
+    """Return the best layouts of each phase with layout Auto. Their step times are predicted from `profile`; if None,
+    from the job's profile."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
         machine = profile or profile_of(phase)

@@ -60,8 +60,8 @@ def show(console: Console, report: PhaseReport) -> None:
 
 
 def show_course(console: Console, courses: Sequence[PhaseDuration], days: float | None) -> None:
-    """Print the duration of the phases and compare their steps; with `days`, also print the changes needed to end in
-    time."""
+    """Print the duration of each phase, and the time of its steps relative to the first phase. With `days`, also print
+    the changes needed to end within this number of days."""
     table = Table("phase", "steps", "tokens", "seconds of a step", "of the first phase's", "days", title="the job")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -93,7 +93,8 @@ def _memory_table(report: PhaseReport) -> Table:
 
 
 def _group_ranks(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
-    """Return (pipeline ranks, report) for each row; neighbouring pipeline ranks with equal figures share a row."""
+    """Return (pipeline ranks, report) for each table row. Consecutive pipeline ranks with equal reports share a row, as
+    in "2-5"."""
     groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
     names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]

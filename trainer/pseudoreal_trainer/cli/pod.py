@@ -35,7 +35,7 @@ from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, terminatio
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0
-"""Seconds to wait for the volume when looking up the newest checkpoint of a failed phase."""
+"""Time limit in seconds for the search for the phase's newest checkpoint, because the volume may hang."""
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
 def _report_unreadable(path: Path, error: ContractError) -> TerminationMessage:
     """Return the message of a pod that cannot read its configuration.
 
-    The fields `phase` and `execution` have the same form in every release.
+    Takes `phase` and `execution` from the raw JSON: these fields have the same form in every release.
     """
     config = json.loads(path.read_bytes())
     return TerminationMessage(

@@ -49,8 +49,8 @@ def main() -> NoReturn:
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
     """Train as one rank; return the rank's termination message, after writing it as the rank's outcome for the pod.
 
-    `end`: called after a failure, with the exit code, in the thread that failed first. Other threads of this rank may
-    be waiting for other ranks, and those ranks for this rank.
+    `end`: function that ends the process with an exit code. The thread that fails first calls it without waiting for
+    the other threads: these may be waiting for other ranks, and the other ranks for this rank.
     """
     stop = threading.Event()
     # Before torch is imported: the import takes seconds, during which a SIGTERM would otherwise kill the process.

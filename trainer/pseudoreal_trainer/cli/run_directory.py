@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False. Also raised if
-    the run is of another release, or has another value in an immutable spec field.
+    Raises InvalidJobError in these cases: the folder cannot be created, read or written; the folder holds a run and
+    `resume` is False; the run is of another release; an immutable spec field of the run has another value.
     """
     try:
         return _open(path, job, resume=resume)

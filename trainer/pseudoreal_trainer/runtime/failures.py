@@ -1,6 +1,7 @@
-"""Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
+"""Reasons for the failure of a rank (out of memory, a lost peer, a crash of the process), as sentences for users.
 
-A sentence is part of the rank's own message. If the rank left no message, the sentence is part of the pod's message.
+The rank puts the sentence into its termination message. If the rank left no message, the pod puts the sentence into the
+pod's message.
 """
 
 import errno
@@ -172,7 +173,7 @@ def enable_crash_files(folder: Path, local_rank: int) -> None:
 
 
 def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
-    """Return the crashes by local rank."""
+    """Return local rank -> crash, for the ranks that have left a crash file."""
     found = {rank: _read_crash(_crash_file(folder, rank)) for rank in range(local_ranks)}
     return {rank: crash for rank, crash in found.items() if crash is not None}
 

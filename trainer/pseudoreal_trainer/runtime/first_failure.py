@@ -1,4 +1,4 @@
-"""The first failure of any thread of a rank. It ends the rank, whatever the other threads wait for."""
+"""First failure of any thread of a rank. This failure ends the process, even while other threads wait."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ class FirstFailure:
         self._end: End | None = None
 
     def ends_with(self, end: End) -> None:
-        """Set the function that ends the process. It is called once, with the first failure, in the thread that
-        failed."""
+        """Set the function that ends the process. The thread that fails first calls the function once, with its
+        failure."""
         self._end = end
 
     def add(self, error: BaseException) -> None:
@@ -42,8 +42,8 @@ class FirstFailure:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Record a failure of the work in the context, and raise it. Raises an earlier failure before the work
-        starts."""
+        """Record and re-raise a failure of the work in the context. If another thread has failed already, raise that
+        failure before the work starts."""
         self.check()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Heartbeat of a rank: its main thread reports when it starts to wait for other ranks, and when it works again.
+"""Heartbeat of a rank: the rank's main thread reports the start and the end of each wait for other ranks.
 
 Only the main thread reports: a separate reporting thread would hide a stuck main thread.
 
@@ -41,7 +41,7 @@ class _State:
     waited: float
     """Total seconds of waiting for other ranks, until `since`."""
     other_waited: float = 0.0
-    """Total seconds for which the awaited thread itself had waited for other ranks, as of `since`."""
+    """Value of `waited_seconds` of the awaited thread at `since`; 0 while no other thread is awaited."""
 
 
 class SideThread:
@@ -53,7 +53,7 @@ class SideThread:
         self.work, self._clock = work, clock
         self._state = _State(None, clock(), 0.0)
         self.stalled_seconds = 0.0
-        """Total seconds for which the main thread has waited for this thread. Only the main thread writes it."""
+        """Total seconds for which the main thread has waited for this thread. Written only by the main thread."""
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -116,7 +116,7 @@ class HeartbeatRecord:
     activity: Activity
     doing: str
     since: float
-    """Time since which `activity` and `doing` hold."""
+    """Start of the current `activity` with the current `doing`."""
     step: int
     """Training steps done since the job's start."""
     waits: int
@@ -282,7 +282,8 @@ class Heartbeat:
         self.working("between steps")
 
     def step_done(self, step: int) -> None:
-        """Set the step that the job has reached, by training or by a checkpoint. The next record reports it."""
+        """Set the step that the job has reached, by training or by loading a checkpoint. Only the next record of the
+        heartbeat contains the step."""
         self._step = step
 
     def save_begun(self) -> None:

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 def run_in_place(launch: Launch) -> TerminationMessage:
-    """Run the pod's ranks, and restart them in place as the pod's own rule or the operator decides. Return the pod's
+    """Run the pod's ranks, restart them in place if the pod's own rule or the operator decides so, and return the pod's
     termination message."""
     first = initial_identity(launch.config, launch.index)
     if first is None:
@@ -52,9 +52,10 @@ def _run_as_spare(launch: Launch) -> TerminationMessage:
 
 
 def _run_as_worker(launch: Launch, identity: RendezvousIdentity) -> TerminationMessage | None:
-    """Run the ranks, and restart them in place as long as that is allowed. Return the pod's termination message.
+    """Run the ranks, and restart them in place while the result permits a restart and `_next_identity` returns an
+    identity.
 
-    None: no ranks have started, because the pods did not meet.
+    Return the pod's termination message; None: no ranks have started, because the pods did not meet.
     """
     following: RendezvousIdentity | None = identity
     last: TerminationMessage | None = None
@@ -99,7 +100,7 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
 def _reason(identity: RendezvousIdentity, last: TerminationMessage | None) -> InPlace:
     if last is None:
         return InPlace(restarts=identity.restart, peer_lost=True, message=f"began as worker {identity.worker}")
-    # Ranks yield when a peer was asked to stop, and end together with it.
+    # Here, Yielded means that another pod was asked to stop: the ranks lose that pod.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=identity.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])
 

@@ -21,7 +21,7 @@ from pseudoreal_trainer.runtime.reports import pod_report
 
 PATH = "/metrics"
 _CLIENT_SECONDS = 2.0
-"""Time limit in seconds of each socket operation with a client. The next client has to wait that long."""
+"""Time limit in seconds of each socket operation with a client. A silent client delays the next client by this time."""
 _LAST_SECONDS = 1.0
 """Maximum number of seconds for which the pod's shutdown waits for a client."""
 _POLL_SECONDS = 0.1

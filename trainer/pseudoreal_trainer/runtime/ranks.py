@@ -53,8 +53,7 @@ class LocalRanks:
         self.killed: set[int] = set()
 
     def check(self) -> None:
-        """Check whether a rank was killed or has failed; `LAST_SECONDS` after the first such rank, kill all ranks. Call
-        repeatedly."""
+        """Kill all ranks `LAST_SECONDS` after the first call that finds a killed or failed rank. Call repeatedly."""
         now = self._clock()
         if self._died_since is None and any(self._has_died(*rank) for rank in self._ranks()):
             self._died_since = now
@@ -113,15 +112,15 @@ class Launch:
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
     def has_newer_membership(self, identity: RendezvousIdentity) -> bool:
-        """Return whether the operator has announced a membership for a later restart than the identity's."""
+        """Return whether the operator has announced a membership for a restart after `identity.restart`."""
         membership = self.folder.membership()
         return membership is not None and membership.restart > identity.restart
 
 
 @dataclass(frozen=True)
 class RanksResult:
-    """How a pod's ranks ended. `may_restart`: whether the ranks may be restarted in place; if true, all ranks are
-    dead."""
+    """Result of one start of a pod's ranks. `may_restart`: whether the ranks may be restarted in place; if true, all
+    ranks are dead."""
 
     message: TerminationMessage
     may_restart: bool
@@ -158,8 +157,8 @@ def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) ->
 
 
 def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod was asked to stop. A spare pod may replace that
-    pod."""
+    """Return whether the job has spare pods, and all ranks saved and ended because another pod was asked to stop. A
+    spare may replace the other pod."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
@@ -186,8 +185,8 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: Rende
 def _run_torchrun(
     launch: Launch, environment: dict[str, str], local_ranks: LocalRanks, identity: RendezvousIdentity
 ) -> int:
-    """Run torchrun and return its exit code. After the death of a rank, torchrun gives the remaining ranks 30 s to end;
-    `local_ranks` gives them `LAST_SECONDS`."""
+    """Run torchrun and return its exit code. After the death of a rank, torchrun would give the remaining ranks 30 s
+    to end; `local_ranks` kills them after `LAST_SECONDS`."""
     process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
     launch.stop.pass_on_to(process)
     while True:

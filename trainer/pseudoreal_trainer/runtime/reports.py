@@ -81,7 +81,7 @@ class ReportRejected(Exception):
 
 @dataclass
 class Endpoint:
-    """Client of the report endpoint. For one thread at a time."""
+    """Client of the report endpoint. Not thread-safe."""
 
     url: str
     token: Path
@@ -90,13 +90,13 @@ class Endpoint:
     """File with the CA certificates that verify the endpoint, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer with certificates, as PEM text; None before the first.
+    """CA certificates from the newest answer with certificates, as PEM text; None: no answer has had any.
 
     The operator's CA may be renewed during the life of the pod. The new certificates can be trusted, because each
     answer comes over a connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates of the last successful verification, as PEM text; None before the first."""
+    """CA certificates with which the endpoint was last verified, as PEM text; None before the first verification."""
     _idle: HTTPSConnection | None = field(default=None, init=False, repr=False, compare=False)
     """Open connection of the previous report: a handshake costs more than a report."""
 
@@ -115,7 +115,8 @@ class Endpoint:
         return self._store_authorities(self._exchange_on_new_connection(content))
 
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection. Trust sets are tried in turn, starting with the last accepted set."""
+        """Send a report on a new connection. Several sets of CA certificates are tried in turn, the last accepted set
+        first."""
         sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -212,7 +213,9 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
     """Return the seconds until the next report. Pure.
 
-    `chance`, a random number from 0 to 1, adds jitter: pods that fail together do not retry together.
+    `seconds`: interval without failures. `failures`: number of reports that have failed since the last success.
+    `retry_after`: minimum delay in seconds after a failure, as requested by the endpoint; 0: none. `chance`: random
+    number from 0 to 1 for jitter, so that pods that fail together do not retry together.
     """
     if failures == 0:
         return seconds

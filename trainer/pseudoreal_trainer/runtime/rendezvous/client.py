@@ -20,7 +20,7 @@ from pseudoreal_trainer.runtime.rendezvous.tunnel import Address, connect
 from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 
 _FIRST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 2.0, 1.5
-"""Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
+"""First and longest pause between two tries, in seconds, and the growth factor of the pause."""
 _LOG_SECONDS = 60.0
 
 log = structlog.get_logger()
@@ -29,8 +29,8 @@ log = structlog.get_logger()
 async def join_rendezvous(
     endpoint: tuple[str, int], key: bytes, description: WorkerDescription
 ) -> tuple[Answer, Address]:
-    """Try to connect until worker 0 answers; return the answer, and the address of worker 0. If the answer is that the
-    rendezvous is over, try again: another rendezvous may follow."""
+    """Connect to worker 0, with retries; return the answer and the address of worker 0. Also retries if worker 0
+    answers that the rendezvous is over: another rendezvous may follow."""
     arrival = Arrival(description, secrets.token_hex(8))
     pause, logged_at, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:

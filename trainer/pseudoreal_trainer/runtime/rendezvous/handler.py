@@ -82,8 +82,7 @@ _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
 """Default time limit of a request to the store."""
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 2.0
-"""Seconds without traffic after which worker 0's tunnels are closed; maximum number of seconds to wait for this
-silence."""
+"""Seconds without traffic after which worker 0 closes its tunnels, and maximum number of seconds to wait until then."""
 
 log = structlog.get_logger()
 
@@ -123,7 +122,7 @@ class StaticRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: no worker can come later."""
+        """Do nothing: a complete rendezvous accepts no further workers."""
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -68,7 +68,7 @@ SPARE_RESTART_SECONDS = 90
 lost. Each other pod learns of the loss in the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 1.0, 1.5
-"""Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
+"""First and longest pause between two tries, in seconds, and the growth factor of the pause."""
 
 log = structlog.get_logger()
 
@@ -99,8 +99,8 @@ def rendezvous_seconds(config: PhaseConfig) -> int:
 
 
 def rendezvous_deadline(config: PhaseConfig, identity: RendezvousIdentity) -> float:
-    """Return the time, in seconds of CLOCK_MONOTONIC, until which a pod waits for worker 0; infinity at the first
-    start."""
+    """Return the time, in seconds of CLOCK_MONOTONIC, until which a pod waits for worker 0. Infinity before the first
+    restart in place."""
     return time.monotonic() + (rendezvous_seconds(config) if identity.restart else inf)
 
 
@@ -140,8 +140,8 @@ _MOST_BYTES = 1024**2
 
 
 def check_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that the pod has the job's secret; do nothing if the execution has one pod. Raises InvalidJobError if no
-    file is named, and TrainingError if the file cannot be read or is too short."""
+    """Check that the pod has the job's secret; do nothing if the execution has one pod. Raises InvalidJobError if
+    the environment names no secret file, and TrainingError if the file cannot be read or is too short."""
     if int(environment.get("PET_NNODES", "1")) > 1:
         _read_secret(environment)
 

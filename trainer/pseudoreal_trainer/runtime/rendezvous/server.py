@@ -72,8 +72,8 @@ class Answer:
     number: int = -1
     problem: str = ""
     is_over: bool = False
-    """Whether the workers had met before this worker connected. If a queue has replaced the pods of an execution, the
-    workers that met are the previous pods, and another rendezvous follows."""
+    """Whether the workers had met before this worker connected. The workers that met may be the previous pods of the
+    execution, replaced by a queue: another rendezvous then follows."""
 
     def to_text(self) -> bytes:
         return json.dumps({"number": self.number, "problem": self.problem[:500], "over": self.is_over}).encode()

@@ -91,8 +91,8 @@ class _RelayEnd(asyncio.Protocol):
 
 
 async def relay(one: Connection, another: Connection, moved: Callable[[], None] = lambda: None) -> None:
-    """Start to relay bytes between two connections, and return. The relay ends when either peer closes its connection.
-    Calls `moved` for each piece received. Takes over both sockets."""
+    """Start relaying bytes between two connections, and return. The relay owns both sockets, and ends when either peer
+    closes its connection. `moved`: called for each piece of bytes received."""
     loop, first, second = asyncio.get_running_loop(), _RelayEnd(moved), _RelayEnd(moved)
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """Description of a worker, made by the worker itself."""
+    """Index and location of a worker, as reported by the worker itself."""
 
     worker: int
     """Worker index."""
@@ -35,10 +35,10 @@ class WorkerDescription:
 
 
 def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) -> list[int]:
-    """Return the number (group rank) of each worker, in the order of the descriptions. Ranks are numbered by group
-    rank: the ranks of number n follow the ranks of number n - 1.
+    """Return the number (group rank) of each worker, in the order of the descriptions. The ranks of the worker with
+    group rank n are numbered after the ranks of the worker with group rank n - 1.
 
-    Raises ValueError if two pods have the same worker index: a pod thought to be lost, and its replacement.
+    Raises ValueError if two pods have the same worker index, for example a pod thought to be lost and its replacement.
     """
     if len({description.worker for description in descriptions}) < len(descriptions):
         raise ValueError(
