@@ -118,7 +118,7 @@ def log(namespace: str, pod: str, container: str, **options: str) -> Request:
 
 
 def review(body: Json) -> Request:
-    """Return the request of a cluster-scoped review, which the API server answers without storing it."""
+    """Return the request to create a cluster-scoped review, such as a TokenReview. The API server stores no reviews."""
     return Request("POST", path_of(body["kind"], None), (), body)
 
 

@@ -76,8 +76,8 @@ def network_name(job: str, uid: str) -> str:
 def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
     """Return the name of a phase's PodGroup, the same for all its executions.
 
-    `terms`: the remaining contents of the PodGroup, as text. A PodGroup is never changed: other terms give another
-    name.
+    `terms`: text with the parameters of the gang, such as its timeout. A PodGroup is never changed: other terms give
+    another name.
     """
     end = f"-{_digest(uid, phase, terms)}"
     return f"{job}-{phase}"[: HOST_NAME_CHARACTERS - len(end)].rstrip("-") + end

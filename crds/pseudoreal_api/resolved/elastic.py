@@ -135,8 +135,8 @@ class _Layouts:
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """Numbers of micro-batches dividing the batch and suiting the schedule, for any number of workers,
-        ascending."""
+        """Possible numbers of micro-batches for any number of workers, ascending: divisors of the batch's sequences, at
+        least the number in the spec. With a fixed layout, `knows_choices_in_time` must hold."""
         batch, is_chosen = self.phase.batch, self.phase.parallelism.layout == "Auto"
         divisors = _divisors(batch.sequences, batch.micro_batches)
         return [each for each in divisors if is_chosen or knows_choices_in_time(self.spec, self.phase, each)]

@@ -49,11 +49,12 @@ class ExpertSets(Collection[int]):
 
     groups: int
     step: int = 1
-    """The set of group g has the number g * step if the group's first layer has experts."""
+    """Distance between set numbers: group g has the set number g * step if its first layer has experts."""
     absent: frozenset[int] = frozenset()
-    """Set numbers of groups without experts in their first layer."""
+    """Numbers g * step that are not set numbers: group g has no experts, or its set number is in `moved`."""
     moved: frozenset[int] = frozenset()
-    """Set numbers of groups in `absent` with experts in a later layer."""
+    """Set numbers other than g * step. Only if layers share experts alone: the first layer with experts of a group,
+    unless it is the group's first layer."""
 
     def __len__(self) -> int:
         return self.groups - len(self.absent) + len(self.moved)

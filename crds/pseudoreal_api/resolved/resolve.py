@@ -86,7 +86,7 @@ def phase_config(
 ) -> PhaseConfig:
     """Return the configuration of the phase at `index`. Raises UnresolvableJob.
 
-    `in_place`: number of times that its pods may restart their ranks in place.
+    `in_place`: number of times that the pods of the phase may restart their ranks in place.
     """
     spec, phase = job.spec, job.spec.phases[index]
     return PhaseConfig(

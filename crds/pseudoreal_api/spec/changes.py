@@ -22,7 +22,8 @@ def immutable(field: str) -> dict[str, Any]:
 
 
 def _kept(field: str) -> dict[str, Any]:
-    """Return a rule on a phase. `phases` is a map list keyed by name, so `oldSelf` is the phase of the same name."""
+    """Return the rule that a phase's field is immutable. `phases` is a map list keyed by name, so `oldSelf` is the
+    phase of the same name."""
     return _validation(f"self.{field} == oldSelf.{field}", f"phases[].{field} is immutable; {_ANEW}")
 
 

@@ -36,7 +36,7 @@ _QUANTITY_CHARACTERS = 64
 _OVERLAID = ("Container", "PodSecurityContext", "PodSpec", "ResourceRequirements", "SecurityContext")
 """Types with fields set by the operator: in an overlay, null removes such a field."""
 _COMPLETED = {"ContainerPort": "containerPort", "PodSpec": "containers", "VolumeMount": "name"}
-"""Required core/v1 fields optional in an overlay, because its entries are merged by other keys."""
+"""core/v1 type -> its required field that is optional in an overlay: overlay entries are merged by other keys."""
 
 
 def embedded(name: str, *, without: str | None = None) -> Json:

@@ -20,7 +20,7 @@ _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
 
 
 MOST_RANGES = 1024
-"""Maximum number of characters of numbers written as ranges."""
+"""Maximum number of characters of a list of numbers written as ranges."""
 _Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
 MOST_NODES = 100
 """Maximum number of nodes listed with their ranks in a status."""

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Since:
-    """Annotation of a binding field of a configuration, with the contract of its introduction.
+    """Annotation of a binding field of a configuration: contract number of the release that introduced the field.
 
     Trainers of earlier contracts act as if the field had its default, so they must refuse any other value. Items of
     lists have no binding fields.

@@ -23,7 +23,7 @@ REPORT_AUTHORITIES = "Pseudoreal-Authorities"
 """Request header with the digest of the CA certificates trusted by the pod. Without the header, the operator's answer
 contains no certificates."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
-"""Environment variable of a trainer pod: URL for its reports. If unset, the pod sends none."""
+"""Environment variable of a trainer pod: URL for its reports. If unset, the pod sends no reports."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
 """Environment variable of a trainer pod: port of /metrics. If unset, the pod does not serve /metrics."""
 NODE_NAME = "PSEUDOREAL_NODE_NAME"

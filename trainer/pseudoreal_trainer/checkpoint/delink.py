@@ -132,14 +132,13 @@ class _Change:
 
 @dataclass(frozen=True)
 class _Divisors:
-    """Divisors by which the stored moments are divided. Pairs: first moments, second moments; 0: the moments are
-    zero."""
+    """Divisors of the stored moments. A pair holds the divisors of first and second moments; 0 sets moments to zero."""
 
     blocks: tuple[float, float]
     experts: tuple[float, float]
     measured: dict[str, list[float]]
-    """Divisors of the second moments of single tensors, by their names in the source; a stacked tensor has one divisor
-    per expert."""
+    """Name of a tensor in the source -> measured divisors of its second moments: one, or one per expert of a stacked
+    tensor."""
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing, change: _Change, optimizer_state: OptimizerState) -> "_Divisors":
@@ -165,7 +164,8 @@ class _Divisors:
 
 def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
     """Return name of a tensor -> divisors of its second moments: measured square of the shared tensor's gradient,
-    divided by the measured square for the next phase. `blocks` and `experts`: divisors where the latter is zero."""
+    divided by the measured square for the next phase. `blocks`, `experts`: divisors for tensors of blocks and of
+    experts if the measured square for the next phase is zero."""
     if source.updates.blocks == 0:
         return {}
     found = source.measurement
@@ -218,7 +218,7 @@ _ANY_EXPERTS = experts_name(0)
 
 
 def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
-    """Return the counts of the next phase. A unit with moments reset to zero starts again at count 0."""
+    """Return the step counts at the start of the next phase. Units with moments reset to zero start at count 0."""
     left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
     origins = {
         **{block_name(new): block_name(old) for new, old in change.blocks.items()},

@@ -9,7 +9,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 
 @dataclass(frozen=True)
 class Fence:
-    """Identity of ranks that may commit, checked before each commit: execution, phase and membership.
+    """Fence for ranks of one identity: execution, phase and membership. The identity is checked before each commit.
 
     The phase is the position of the phase that the ranks train or delink into. An execution keeps its number from stage
     to stage. Identities are ordered by execution, then phase, then membership. Ranks with an earlier identity stop. The

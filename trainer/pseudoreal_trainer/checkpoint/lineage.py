@@ -40,9 +40,9 @@ def remember_lineage(config: PhaseConfig) -> None:
 
 
 def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
-    """Return the stores of the jobs that this job continues, the nearest job first. Checkpoints that one of these jobs
-    discarded from the jobs that it continues stay discarded for this job. Raises TrainingError if a lineage.json cannot
-    be read."""
+    """Return the stores of the jobs that this job continues, the nearest job first. A job's discard rules
+    marked `continued` apply to the stores of all jobs that it continues, directly or not. Raises TrainingError if a
+    lineage.json cannot be read."""
     found: list[CheckpointStore] = []
     seen = {storage_path(config.storage)}
     rules: dict[str, list[DiscardConfig]] = defaultdict(list)

@@ -30,8 +30,8 @@ def checkpoint_name(phase: str, step: int) -> str:
 
 
 def entry_name(tensor: str, kind: Kind, begin: int, *, is_alone: bool) -> str:
-    """Return the entry name, in a rank's file, of the part of a tensor that starts at element `begin`. `is_alone`: the
-    file has one part of the tensor; if experts are in groups, a rank has several."""
+    """Return the entry name, in a rank's file, of the part of a tensor that starts at element `begin`. `is_alone`:
+    True if the file has only one part of the tensor; with groups of experts, the file may have several."""
     name = tensor if is_alone else f"{tensor}.from-{begin}"
     return name if kind == "weights" else f"{name}.{kind}"
 

@@ -107,7 +107,7 @@ def _origin_at(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed
 
 
 def _start_fresh(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> FreshStart:
-    """Return fresh weights. Raises TrainingError or InvalidJobError if the phase must not start from fresh weights."""
+    """Return a fresh start. Raises TrainingError or InvalidJobError if the phase must not start from fresh weights."""
     own, *continued = stores
     if config.index > 0:
         raise TrainingError(
@@ -124,8 +124,8 @@ def _start_fresh(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Fres
 def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[_Candidate]:
     """Return the candidates, newest first; for equal steps, the job's own checkpoint first.
 
-    If the job has checkpoints of its own in the phase, checkpoints of continued jobs count only if their phase started
-    at the same step: otherwise they descend from other weights.
+    If the job has checkpoints of its own in the phase, a checkpoint of a continued job counts only if the phase started
+    at the same step in both jobs: otherwise the checkpoint descends from other weights.
     """
     own, *continued = stores
     found = [_Candidate(head, 0) for head in own.candidates(phase)]
@@ -177,8 +177,8 @@ def _files_present(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> 
     files that it verifies, and return True. Always True for object storage: it is consistent, so the verification
     itself finds missing files.
 
-    Collectives: the number of ranks that miss files; if any does, whether files are missing on the first rank too. Only
-    then does the first rank check all files: a rank that misses one may have a stale view.
+    Collectives: the number of ranks that miss files; if it is not 0, whether files are missing on the first rank too.
+    Only then does the first rank check all files: a rank that misses a file may have a stale view.
     """
     if isinstance(store.folder, ObjectPath):
         return True

@@ -17,7 +17,7 @@ Spans = dict[int, range]
 
 
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
-    """Return the ranges that a rank writes. `units`: the units as this rank has them."""
+    """Return the ranges that a rank writes. `units`: the units of this rank, see `units_of_rank`."""
     pipeline_rank = layout.mesh.coordinates(world_rank).pipeline
     mine = [index for index in range(len(units)) if pipeline_rank in layout.users[index]]
     found = {index: _span(units[index], layout.part(index, world_rank), layout.holders(index)) for index in mine}

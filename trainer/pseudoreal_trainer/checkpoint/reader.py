@@ -37,7 +37,7 @@ class Reader:
     checkpoints: StoragePath
     """Folder of all checkpoints of the job."""
     awaits_files: bool = False
-    """True if other ranks have verified the files: a file that this rank does not see yet is then awaited."""
+    """True if other ranks have verified the files: wait for a file that this rank does not see yet."""
 
     @property
     def names(self) -> Iterator[str]:

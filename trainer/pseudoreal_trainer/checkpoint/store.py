@@ -49,8 +49,8 @@ class CheckpointStore:
     discards: Discards = field(default_factory=dict)
     """Phase -> rules for its discarded checkpoints, which count as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """Phase -> rules by which the job of this work directory, continued by another job, discarded its own
-    checkpoints."""
+    """Phase -> discard rules recorded by the job of this work directory, if another job continues it. Checkpoints that
+    match a rule are ignored."""
 
     @property
     def folder(self) -> StoragePath:
@@ -111,8 +111,8 @@ class CheckpointStore:
         return [m for m in reversed(self.committed(phase)) if m.phase_complete or not complete]
 
     def all_corrupt(self, phase: str, names: Sequence[str]) -> CorruptCheckpoint:
-        """Return the error for a phase without an intact checkpoint. `names`: empty on ranks that do not know the
-        names."""
+        """Return the error for a phase without an intact checkpoint. `names`: names of the corrupt checkpoints;
+        empty on ranks that do not know the names."""
         which = f": {', '.join(names)}" if names else ""
         return CorruptCheckpoint(
             f"every checkpoint of phase {phase} in {self.folder} is corrupt{which}; restore one, or delete them to"
@@ -224,7 +224,7 @@ class CheckpointStore:
                 self._remove(name)
 
     def _all(self) -> list[Head]:
-        """Return all committed checkpoints, unordered, including discarded ones."""
+        """Return the committed checkpoints without the `forgotten` ones, unordered. `discards` does not apply."""
         return [self._own(head) for head in self._heads.all() if not _hits(self.forgotten, head)]
 
     def _remove(self, name: str) -> None:

@@ -239,7 +239,7 @@ def _one_window(model: Model) -> int | None:
 
 
 def _windows(model: Model) -> dict[str, Any]:
-    """Return a Qwen's entries for the window of each layer."""
+    """Return the entries of a Qwen's config.json for the window of each layer."""
     window = model.attention.window
     if window is None:
         return {"use_sliding_window": False, "sliding_window": None}

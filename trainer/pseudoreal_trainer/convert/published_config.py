@@ -34,7 +34,8 @@ class _Kind:
     """Properties common to all models of a model_type, and the defaults of its configuration class."""
 
     bias: Literal["Entry", "QueryKeyValue", "None"]
-    """Entry: all projections have a bias if attention_bias is set."""
+    """Entry: all projections of attention have a bias if attention_bias is set. QueryKeyValue: the projections of
+    queries, keys and values always have a bias. None: no projection has a bias."""
     positions: int
     """Default of max_position_embeddings."""
     query_key_norm: QueryKeyNorm = "None"
@@ -48,7 +49,7 @@ class _Kind:
     layers, if use_sliding_window is set."""
     window_size: int | None = 4096
     has_mlp_bias: bool = False
-    """True if the entry mlp_bias exists; it says whether the MLP's matrices have a bias."""
+    """True if the model_type has the entry mlp_bias: whether the MLP's matrices have a bias."""
     experts: Literal["None", "Mixtral", "Qwen3MoE"] = "None"
 
 
@@ -80,7 +81,7 @@ def published_facts(config: Json) -> Facts:
 
 def trained_length(config: Json) -> int:
     """Return the longest sequence in tokens for which the weights are meant: the length to which their rotary scaling
-    stretches positions, or max_position_embeddings if larger. `config` is one that `published_facts` can read."""
+    stretches positions, or max_position_embeddings if larger. `config`: accepted by `published_facts`."""
     kind, entries = KINDS[config["model_type"]], ConfigEntries(config)
     rotary = join_parameters(entries, kind.base)
     stretched = rotary.get("factor", 0) * rotary.get("original_max_position_embeddings", 0)

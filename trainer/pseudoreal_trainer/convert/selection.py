@@ -39,8 +39,8 @@ def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> t
 def _with_experts(
     found: tuple[Layers, ...], origins: BlockOrigins, model: Model, used_by: Layers
 ) -> tuple[Layers, ...]:
-    """Return, for each set of experts, the layers with experts among its origins. Dense origins of a used set are
-    allowed only for averages, which leave them out. Unused sets may be empty."""
+    """Return, for each set of experts, the layers with experts among its origins. Averages leave dense origins
+    out. Raises UnfitWeights if a used set has a dense origin in any other case. An unused set may get no layers."""
     for number, layers in enumerate(found):
         is_used = any(model.has_experts(layer) for layer, used in enumerate(used_by) if used == number)
         dense = [layer for layer in layers if not model.has_experts(layer)]

@@ -62,8 +62,7 @@ def shuffled_by_blocks(numbers: Indices, samples: int, order: BlockOrder, seed: 
 
 
 def groups_of(numbers: Indices, samples: int, order: BlockOrder) -> Iterator[tuple[Indices, int, int]]:
-    """Yield, group by group, the indices into `numbers` of the group's samples, the epoch, and the group's number in
-    the epoch."""
+    """Yield for each group: the indices into `numbers` of its samples, its epoch, and its number in the epoch."""
     count = _groups(samples, order)
     epochs, positions = np.divmod(numbers, samples)
     groups = epochs * count + np.minimum(positions // order.size, count - 1)

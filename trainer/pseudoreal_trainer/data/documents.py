@@ -25,8 +25,8 @@ class Counts:
     targets: int
     """Number of targets that are not ignored."""
     twice_the_pairs: Mapping[Window, int]
-    """Attention window of a layer -> twice the number of (query, key) pairs: L * L for a document of L tokens without a
-    window."""
+    """Attention window of a layer -> twice the approximate number of (query, key) pairs: L * L for a document of L
+    tokens without a window."""
 
     def __add__(self, other: "Counts") -> "Counts":
         pairs = {window: count + other.twice_the_pairs[window] for window, count in self.twice_the_pairs.items()}

@@ -30,7 +30,7 @@ class Mixture:
     weights: tuple[int, ...]
     """Samples of each source in a period."""
     slots: Numbers
-    """The source of each slot, [period]."""
+    """Index of the source of each slot, [period]."""
     ranks: Numbers
     """Number of earlier slots with the same source, [period]."""
 

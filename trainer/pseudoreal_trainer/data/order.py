@@ -41,7 +41,7 @@ class PhaseSamples:
 
 
 def phase_samples(begin: int, weights: Mapping[str, int], before: Mapping[str, int]) -> PhaseSamples:
-    """Return the samples of a phase that starts at the cursor `begin`. `weights`: weight of each source of its mixture.
+    """Return the samples of a phase that starts at the cursor `begin`. `weights`: source of its mixture -> weight.
     `before`: samples of each source consumed before the phase. Raises ValueError if the weights have too long a
     period."""
     assert sum(before.values()) == begin, "the cursor counts the samples of all sources"

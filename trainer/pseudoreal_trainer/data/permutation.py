@@ -54,7 +54,7 @@ def _mixed_one(word: int) -> int:
 
 
 def _mixed(words: Words) -> Words:
-    """Return SplitMix64's next outputs for the words as states. Overflow is intended; unsigned numpy arrays overflow
+    """Return the next SplitMix64 output of each state in `words`. Overflow is intended; unsigned numpy arrays overflow
     silently."""
     words = words + np.uint64(_GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

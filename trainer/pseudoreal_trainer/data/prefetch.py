@@ -24,8 +24,8 @@ class Prefetch(Generic[T]):
     """
 
     def __init__(self, make: Callable[[int], T], first: int, stride: int, ahead: int = AHEAD) -> None:
-        """`make`: takes a cursor. `first`: the first cursor. `stride`: distance between cursors. `ahead`: maximum
-        number of results kept ready."""
+        """`make`: returns the result for a cursor. `first`: the first cursor. `stride`: distance between cursors.
+        `ahead`: maximum number of results kept ready."""
         self._make, self._next, self._stride, self._ahead = make, first, stride, ahead
         self._ready: deque[T] = deque()
         self._error: BaseException | None = None
@@ -38,8 +38,8 @@ class Prefetch(Generic[T]):
         self._thread.start()
 
     def take(self, cursor: int) -> T:
-        """Return the result for `cursor`, which must be the next one. If `make` failed, raises its error after all
-        earlier results were taken, at this and every later call."""
+        """Return the result for `cursor`, which must be the next one. If `make` failed, raises its error once all
+        earlier results are taken, and again in every later call."""
         assert cursor == self._next, f"results are taken in order: next is {self._next}, not {cursor}"
         begin = time.monotonic()
         with self._changed:

@@ -126,8 +126,8 @@ class StepOrder:
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], Sequence[Part]], stride: int) -> None:
-        """`parts`: returns the parts of the step that starts at a cursor. `stride`: distance between the cursors of two
-        steps."""
+        """`parts`: returns the rank's parts of the step that starts at a cursor. `stride`: distance between the
+        cursors of two steps."""
         self._stream, self._parts, self._stride = stream, parts, stride
         self._located: dict[int, Step] = {}
 

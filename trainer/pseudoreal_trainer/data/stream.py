@@ -12,7 +12,7 @@ from pseudoreal_trainer.data.permutation import permute
 
 Indices = NDArray[np.int64]
 Part = tuple[int, int]
-"""Cursors [first, end) of a rank's samples of a micro-batch."""
+"""Cursors [first, end) of a rank's samples in one micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
 
 
 def _windows(source: Source, most: int) -> Tokens:
-    """Return windows for validation, which stay in memory; the files are closed again."""
+    """Return at most `most` windows for validation, [W, T + 1], in memory. Closes the files of the source."""
     try:
         return source.spread(most)
     finally:

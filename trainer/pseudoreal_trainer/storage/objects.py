@@ -110,7 +110,7 @@ class ObjectStorage:
                 files.rm_file(key)
 
     def _keys(self, files: Any) -> list[str]:
-        # With a prefix: s3fs sends two more requests if a folder has no entries.
+        # Search the parent by prefix: for a folder without entries, `find` sends two more requests.
         found: list[str] = files.find(self.path.parent.url, prefix=f"{self.path.name}/")
         return found
 

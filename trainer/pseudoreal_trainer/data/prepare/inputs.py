@@ -48,7 +48,7 @@ class Input:
         return _READERS[kind](self.path, field)
 
     def check_unchanged(self) -> None:
-        """Raise TrainingError if the files have changed in size, because another process writes them."""
+        """Raise TrainingError if the files have changed in size: another process is writing them."""
         if (size := _size(self.files)) != self.size:
             raise TrainingError(f"{self.path} had {self.size:,} bytes and has {size:,} now: it is being written")
 

@@ -2,12 +2,12 @@
 documents in which rows of `sequence` tokens cut as few documents as possible. Pure.
 
 Windows are read consecutively, so a row is the start of a window, and the packing is only an order. A document of n
-tokens at position p of a row is cut as rarely as possible if p + n mod `sequence` is at most `sequence`: the document
-then touches ceil(n / sequence) rows. So documents may follow each other, in any order, as long as their remainders
+tokens at position p of a row is cut as rarely as possible if p + (n mod `sequence`) is at most `sequence`: the
+document then touches ceil(n / sequence) rows. So documents may follow each other, in any order, if their remainders
 modulo `sequence` together fit into one row; these documents form a block. Documents are assigned to blocks by their
 remainders, largest first, each to the block where it leaves the least room (best fit decreasing). The rest is padded
-with empty documents of one token each, the end-of-document token. With masked documents, padding contributes no loss,
-just as the first token of any document is never a target.
+with empty documents of one token each, the end-of-document token. With masked documents, padding contributes no loss:
+the first token of a document is never a target.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ class _Shelf:
 
 
 def best_fit(lengths: Sequence[int], sequence: int) -> list[Block]:
-    """Return blocks that contain each document once. `lengths`: tokens of each document, its end included."""
+    """Return blocks that contain each document once. `lengths`: tokens of each document, end token included."""
     sizes = [length % sequence for length in lengths]
     blocks = [Block(0, [document]) for document, size in enumerate(sizes) if not size]
     shelf = _Shelf()

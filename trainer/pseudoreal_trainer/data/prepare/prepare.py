@@ -23,8 +23,8 @@ PLAN = "prepare.json"
 
 
 class Plan(ApiModel):
-    """The inputs and options of a folder of shards. Written first and never changed: existing shards may stand for
-    weeks of computing, and a mistyped option must not replace them."""
+    """The inputs and options of a folder of shards. Written first and never changed: existing shards may have
+    taken weeks to compute, and a mistyped option must not replace them."""
 
     tokenizer: str
     """SHA-256 of the tokenizer's file."""

@@ -10,7 +10,8 @@ from pseudoreal_trainer.data.prepare.inputs import Input
 from pseudoreal_trainer.errors import InvalidJobError
 
 _MOST_MALFORMED = 100
-"""Maximum number of malformed documents in an input. With more, the input is assumed to be of another kind."""
+"""Maximum number of malformed documents in an input. With more, the input is assumed not to be in the expected
+format, and is rejected."""
 
 
 def sampled_texts(inputs: Sequence[Input], field: str, most_bytes: int, tick: Callable[[int], None]) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Totals:
 
 
 class _GroupProgress:
-    """Counters in shared memory. Each group has its own, written by one process."""
+    """Progress counters of one group, in shared memory. Only the process that prepares the group writes them."""
 
     def __init__(self, counts: Counts, size: int) -> None:
         self._counts, self._size = counts, size

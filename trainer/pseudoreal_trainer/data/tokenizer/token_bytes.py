@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pseudoreal_trainer.errors import InvalidJobError
 
 TokenBytes = NDArray[np.int64]
-"""UTF-8 bytes of text for each token, [vocabulary]; 0 for special tokens and unused numbers."""
+"""Number of UTF-8 bytes of text of each token, [vocabulary]; 0 for special tokens and unused numbers."""
 
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "\u2581"
@@ -28,8 +28,8 @@ def bits_per_byte(nats: float, text_bytes: int) -> float:
 
 
 def token_bytes(description: dict[str, Any], vocabulary: int) -> TokenBytes:
-    """Return the table for a `tokenizer.json`. Raises InvalidJobError for kinds of tokenizers that lose bytes of the
-    text."""
+    """Return the number of text bytes of each token of a `tokenizer.json`. Raises InvalidJobError for kinds of
+    tokenizers that lose bytes of the text."""
     size = _size_of(description)
     table = np.zeros(vocabulary, dtype=np.int64)
     for token, number in pieces(description["model"]):
@@ -69,7 +69,8 @@ def _kinds(part: dict[str, Any] | None) -> Iterable[str]:
 
 
 def _byte_characters() -> list[str]:
-    """Return the character for each byte: the byte's own character if it is visible, else a character from 256 on."""
+    """Return the character for each byte: the byte's own character if it is visible, else a character with a code point
+    from 256 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]

@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Identity of the tokenizer."""
+        """SHA-256 that identifies the tokenizer, in hexadecimal: of tokenizer.json, or of all 256 byte values."""
 
     @property
     def token_bytes(self) -> TokenBytes: ...

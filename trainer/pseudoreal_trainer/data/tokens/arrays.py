@@ -58,8 +58,8 @@ def _header(path: StoragePath, head: BytesIO) -> tuple[tuple[int, ...], bool, np
 
 
 def raw_files(files: list[StoragePath], dtype: str) -> TokenFiles:
-    """Return files of bare tokens, little-endian; the dtype, known only to the user, is uint8, uint16, uint32, int32 or
-    int64. Raises InvalidJobError if a file is missing, has a numpy header, or has no whole number of tokens."""
+    """Return files of bare tokens, little-endian. `dtype`: uint8, uint16, uint32, int32 or int64; the files do not
+    state it. Raises InvalidJobError if a file is missing, has a numpy header, or has no whole number of tokens."""
     return TokenFiles(tuple(_raw_run(path, np.dtype(dtype).newbyteorder("<")) for path in files), ())
 
 

@@ -52,9 +52,9 @@ def _find(folder: StoragePath, pattern: str) -> list[StoragePath]:
 
 
 def check_ends(kind: Format, files: TokenFiles, end: int) -> None:
-    """Check that a few documents end with the token `end`. Raises InvalidJobError if a document does not. NumPy and raw
-    files have no table of documents: raises if `end` is at none of the checked places. Native files record their end
-    token and are not checked, nor are Nanotron files without an index."""
+    """Check that a few documents end with the token `end`. Raises InvalidJobError if a document does not. For NumPy
+    and raw files, which have no table of documents, raises if `end` is at none of the checked places. Native files are
+    not checked, because they record their end token; Nanotron files are not checked if they have no index."""
     most = max(1, _DOCUMENTS // max(1, len(files.runs)))
     match kind:
         case "Native":

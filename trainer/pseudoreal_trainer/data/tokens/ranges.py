@@ -32,8 +32,8 @@ class Blocks(NamedTuple):
     if the runs were contiguous, so that blocks can coincide with the blocks of a window order."""
 
     size: int = 64 << 10
-    """Bytes from one block to the next. In a random order almost no two windows share a block, so blocks are little
-    larger than windows."""
+    """Bytes from the start of one block to the start of the next. In a random order almost no two windows share a
+    block, so blocks are little larger than windows."""
     overlap: int = 0
     """Bytes of the next block that a block includes: the target of its last window."""
     most: int = 8 << 20
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
 
 class ByteRange(NamedTuple):
     run: int
-    """Number of the run."""
+    """Index of the run."""
     begin: int
     """First byte in the run's file."""
     at: int
@@ -129,7 +129,7 @@ def _open_file(run: Run) -> int:
 
 
 _Block = tuple[int, int]
-"""Number of a run, and number of a block that overlaps the run."""
+"""Index of a run, and number of a block that overlaps the run."""
 
 
 class ObjectReader:
@@ -148,7 +148,7 @@ class ObjectReader:
             self._fetch([block for byte_range in portion for block in self._blocks_of(byte_range)])
             for byte_range in portion:
                 buffer[byte_range.at : byte_range.at + byte_range.size] = self._join(byte_range)
-            # Only now: a portion may need more blocks than the cache keeps.
+            # Evict only after the portion is joined: a portion may need more blocks than the cache keeps.
             while self._cached_bytes > self._cut.most:
                 self._cached_bytes -= len(self._blocks.popitem(last=False)[1])
 

@@ -1,9 +1,11 @@
-"""MDS, the format of MosaicML Streaming: a folder with an index and shards of samples, which are rows of columns.
+"""MDS, the format of MosaicML Streaming: a folder with an index and shards.
 
-A shard: u32 number of samples n; u32[n + 1] start of each sample and the end of the last one, counted from the start of
-the file; a description that the index repeats; the samples. A sample: u32 size of each column of variable size, then
-the columns in the order of their names. llm-foundry keeps tokens in a bytes column of int64, in rows that cut
-documents.
+A shard holds samples; a sample has one value per column.
+
+A shard, in order: u32 number of samples n; u32[n + 1] offsets from the start of the file, of the start of each sample
+and of the end of the last; a description, also contained in the index; the samples. A sample, in order: u32 size of
+each column of variable size; the columns in the order of their names. llm-foundry stores tokens as int64 in a bytes
+column; the end of a row may split a document.
 """
 
 from collections.abc import Callable, Iterator
@@ -99,7 +101,7 @@ def read_mds(folder: Path) -> MdsDataset | None:
 
 
 class Joined:
-    """Documents joined from rows of tokens, which may cut documents anywhere."""
+    """Joins rows of tokens to documents. The end of a row may split a document."""
 
     def __init__(self, end_of_document: int) -> None:
         self._end = end_of_document
@@ -141,8 +143,8 @@ class _Column:
         return cls(encoding, tuple(shard.column_sizes), shard.column_names.index(field))
 
     def value_in(self, sample: memoryview) -> bytes:
-        """Return the column's bytes of a sample. Raises ValueError if the sizes of the columns do not add up to the
-        sample's size."""
+        """Return the bytes of this column in a sample. Raises ValueError if the sizes of all columns do not add up to
+        the sample's size."""
         varying = sum(size is None for size in self.sizes)
         given = iter(np.frombuffer(sample[: 4 * varying], "<u4").tolist())
         sizes = [next(given) if size is None else size for size in self.sizes]
