@@ -178,7 +178,7 @@ class _Content:
 
 
 class _JobChanges(_Content):
-    """Stream of a watch of jobs; its lines are reduced for kopf."""
+    """Stream of a watch of jobs. Each line is reduced to the fields that kopf needs."""
 
     def __init__(self, stream: "StreamReader | _Content", contact: Contact) -> None:
         super().__init__(stream)

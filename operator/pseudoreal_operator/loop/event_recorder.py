@@ -60,8 +60,8 @@ class EventRecorder:
         self._held[job] = (status, events)
 
     def take_held(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
-        """Remove the held events of the job, and return them if `status` is the status of their write; else return
-        none."""
+        """Remove the held events of the job. Return them if they were held with this `status`, because then the write
+        was stored; else return an empty sequence."""
         held, events = self._held.pop(job, (None, ()))
         return events if held == status else ()
 

@@ -50,7 +50,7 @@ class JobsWatch:
 
     @property
     def watched(self) -> int:
-        """Number of watches of jobs that have started: one per namespace, or one for all namespaces."""
+        """Number of started watches of PseudoRealJobs: one per namespace, or one for all namespaces."""
         return len(self._contact.watched) if self._contact else 0
 
     async def run(self) -> NoReturn:

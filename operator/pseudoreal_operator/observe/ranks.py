@@ -10,7 +10,7 @@ from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_operator.observe.stages import Execution
 
 MOST_NUMBERS = 1_000_000
-"""Maximum count of numbers read from a text: more than the ranks of any job."""
+"""Maximum count of numbers that `numbers_of` reads from one text: more than the ranks of any job."""
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 

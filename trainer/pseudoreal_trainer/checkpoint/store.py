@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class CorruptCheckpoint(TrainingError):
-    """A committed checkpoint with files that differ from its manifest."""
+    """A committed checkpoint with an invalid manifest, or with files that are missing or differ from the manifest."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fit of a layout in its budget and the machine: exact violations, and quick tests before a plan is made. Pure."""
+"""Checks of a layout against the budget of its phase and the machine: exact, and quick before a plan exists. Pure."""
 
 from pseudoreal_api.resolved.config import PhaseConfig
 

@@ -67,7 +67,7 @@ class Leg(Enum):
     COMBINE_GRADIENT = "combine gradient"
     """Gradients of the combined outputs, with the routing weights of the tokens, to the ranks of the experts."""
     DISPATCH_GRADIENT = "dispatch gradient"
-    """Gradients of tokens and of their routing weights, back."""
+    """Gradients of tokens and of their routing weights, to the ranks of the tokens."""
 
 
 @dataclass(frozen=True, slots=True)

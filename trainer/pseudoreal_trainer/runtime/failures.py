@@ -167,7 +167,7 @@ class Crash:
 
 
 def enable_crash_files(folder: Path, local_rank: int) -> None:
-    """Enable faulthandler for this process; a crash then leaves a file in the folder."""
+    """Enable faulthandler for this process: a crash writes its traceback to a file that exists from now on."""
     # faulthandler keeps the file descriptor, so the file must stay open for the life of the process.
     faulthandler.enable(_crash_file(folder, local_rank).open("wb"))
 

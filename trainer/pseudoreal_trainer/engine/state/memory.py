@@ -103,7 +103,7 @@ class State(ABC):
         unit's flat vector that stay unchanged, in order."""
 
     def read_ahead(self, after: Future[Any]) -> None:
-        """Start to read the compute weights once `after` is done; for homes with slow reads."""
+        """Start to read the compute weights once `after` is done. Only states on disk implement it."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
     def release_weights(self, event: Event) -> None:  # noqa: B027

@@ -49,7 +49,7 @@ class Counts:
 
 
 class Search:
-    """The search among the layouts of one phase."""
+    """Search for the fastest layouts of one phase."""
 
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile

@@ -150,8 +150,8 @@ class ExpertParallelBytes:
 
     @cached_property
     def _mixed(self) -> int:
-        """Bytes of the graph of a pass of experts, if it is kept from the forward pass: input rows, output rows,
-        intermediates, and row indices."""
+        """Bytes of the experts' autograd graph that the forward pass saves: input rows, output rows, intermediates
+        and row indices; 0 if graphs are not saved."""
         return self._mlp_intermediates + 2 * self._rows + self._indices if self.saves_graph else 0
 
     @cached_property

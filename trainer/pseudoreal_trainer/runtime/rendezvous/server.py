@@ -215,7 +215,7 @@ class RendezvousServer:
         return member
 
     def _remove_member(self, member: _Member) -> None:
-        """Remove a worker without a connection, unless all workers have met."""
+        """Remove the worker if it has no connection left, unless all workers have met."""
         is_here = member.connections > 0 or self.complete.done()
         if not is_here and self._members.get(member.description.worker) is member:
             del self._members[member.description.worker]
