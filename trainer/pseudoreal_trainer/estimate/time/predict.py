@@ -36,8 +36,8 @@ class Prediction:
     idle_share: float
     bottleneck: str
     tokens_to_hide: dict[Load, int]
-    """Load whose size is independent of the number of tokens -> tokens per step, over all ranks, above which compute takes
-    longer than the load."""
+    """Load whose size is independent of the number of tokens -> tokens per step, over all ranks, above which compute
+    takes longer than the load."""
 
 
 def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Prediction:
