@@ -388,7 +388,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         readmit_nodes,
         {
-            startup_timed_out: "pods may need only the excluded nodes; a startup timeout ends the execution, or the job",
+            startup_timed_out: "pods may need only the excluded nodes; a startup timeout ends execution or job",
             execution_running: _EARLY_END,
         },
     ),
