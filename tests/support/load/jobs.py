@@ -1,4 +1,4 @@
-"""Jobs of the load: good jobs with any number of workers."""
+"""Valid jobs with any number of workers, for tests and benchmarks that load the operator."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.support.jobs import good_job
 
 Json = dict[str, Any]
 RESOURCE = f"{GROUP}/{VERSION}/{PLURAL}"
-"""Group, version and plural of the jobs, separated by slashes."""
+"""Path of PseudoRealJobs below /apis: group, version, plural."""
 
 
 def one_phase(name: str, workers: int) -> Json:

@@ -29,8 +29,12 @@ class Fault:
         return f"{file}:{self.line}:{self.column}: {self.sentence}"
 
 
+MOST_VALUES = 100_000
+"""Maximum number of values in a document. The API server refuses larger objects by their bytes."""
+
+
 class UnreadableYaml(ValueError):
-    """The text is not YAML, or repeats a key."""
+    """The text is not YAML, repeats a key, or has too many values."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__("\n".join(fault.sentence for fault in faults))
@@ -82,7 +86,7 @@ def _each(loader: "_Loader") -> Iterator[Document]:
     while loader.check_node():
         node = loader.get_node()
         assert node is not None, "check_node() is True only if there is a node"
-        repeated = [*_repeated(node)]
+        repeated = sorted({*_repeated(node)}, key=lambda fault: (fault.line, fault.column))
         if repeated:
             raise UnreadableYaml(repeated)
         try:
@@ -106,16 +110,25 @@ _Loader.add_implicit_resolver(_FLOAT, _GO_FLOAT, list("-+.0123456789"))
 
 
 def _repeated(node: yaml.Node) -> Iterator[Fault]:
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value]
-        for place, (key, value) in enumerate(node.value):
-            if isinstance(key, yaml.ScalarNode) and key.value in keys[:place]:
-                mark = key.start_mark
-                yield Fault(mark.line + 1, mark.column + 1, f"{key.value} stands here a second time; keep one of them")
-            yield from _repeated(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _repeated(item)
+    """Yield a fault for each repeated key. Raises UnreadableYaml if the document has more than MOST_VALUES values."""
+    nodes, count = [node], 0
+    while nodes:
+        node, count = nodes.pop(), count + 1
+        # Aliases share one node, so a file of a few lines can have more values than memory holds once it is walked.
+        if count > MOST_VALUES:
+            sentence = f"the document has more than {MOST_VALUES:,} values, each alias counted with all that it names"
+            raise UnreadableYaml([Fault(node.start_mark.line + 1, node.start_mark.column + 1, sentence)])
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        mark, sentence = key.start_mark, f"{key.value} stands here a second time; keep one of them"
+                        yield Fault(mark.line + 1, mark.column + 1, sentence)
+                    seen.add(key.value)
+                nodes.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
 
 
 def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Mark, yaml.Node] | None:

@@ -45,8 +45,8 @@ def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
 
 
 def _chunks(length: int) -> list[range]:
-    """Return the byte ranges of a text that are counted: the whole text, or `_MOST_CHUNKS` chunks spread evenly over
-    it."""
+    """Return the byte ranges of the text to count: all of the text, or `_MOST_CHUNKS` ranges spread evenly over a
+    longer text."""
     count = -(-length // _CHUNK)
     kept = range(count) if count <= _MOST_CHUNKS else [i * count // _MOST_CHUNKS for i in range(_MOST_CHUNKS)]
     return [range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, length)) for chunk in kept]

@@ -1,6 +1,7 @@
 """Mistakes in a job file are reported with file, line and column."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,11 @@ def test_numbers_dates_and_anchors_are_read_as_by_kubectl() -> None:
     assert {**document.body["b"], **expected} == document.body["a"]
     with pytest.raises(UnreadableYaml):
         read_documents("a: *nowhere")
+
+
+def test_a_file_that_multiplies_itself_by_aliases_is_refused_at_once(tmp_path: Path) -> None:
+    """Nine lists, each of nine aliases of the list before: 9^9 values in 300 bytes."""
+    lines = ["a: &a [x]", *(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in pairwise("abcdefghij"))]
+    result = validate(tmp_path / "job.yaml", "\n".join(lines))
+    assert result.exit_code == 78
+    assert "more than 100,000 values" in result.output

@@ -96,8 +96,8 @@ class SavedTensors:
 
     @property
     def _upcast_norm_input(self) -> Table:
-        """Copy of the input of the first or the final norm in the accumulation type (CPU, bfloat16). The input itself
-        belongs to the block or the head."""
+        """Copy of the input of the first or the final norm in the accumulation type. Made on the CPU in bfloat16 only.
+        The input itself is counted with the block or the head."""
         t = self._tensors
         return {"input of the norm [B, T, H], accumulation": t.hidden_accumulation} if t.norm_casts else {}
 
