@@ -10,12 +10,10 @@ from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.records import Leg, Record
 
 
-def _shown() -> tuple[list[Record], list[Record], list[Record]]:
-    """Return the records of the three plans in the docstring."""
+def _shown() -> list[list[Record]]:
+    """Return the records of each plan in the docstring; a plan is a paragraph with records."""
     assert records.__doc__ is not None
-    whole, _, rest = records.__doc__.partition("spread over ranks")
-    spread, _, in_groups = rest.partition("come and go in groups")
-    return _read(whole), _read(spread), _read(in_groups)
+    return [plan for paragraph in records.__doc__.split("\n\n") if (plan := _read(paragraph))]
 
 
 def _read(text: str) -> list[Record]:
@@ -31,13 +29,15 @@ def _field(word: str) -> object:
 
 def test_documented_plan_equals_the_plan_that_is_made() -> None:
     layout = Layout((0, 1), pipeline=1, data=2, micro_batches=2, sharding="Full")
-    assert _shown()[0] == list(step_plan(layout)[0])
+    whole, _, _ = _shown()
+    assert whole == list(step_plan(layout)[0])
 
 
 def test_documented_expert_parallel_pass_equals_the_pass_that_is_made() -> None:
     layout = Layout((0,), pipeline=1, data=2, micro_batches=2, layer_experts=(0,), expert_ranks=2)
-    assert _shown()[1] == _parts(layout)
-    assert _shown()[2] == _parts(replace(layout, expert_groups=2))
+    _, spread, in_groups = _shown()
+    assert spread == _parts(layout)
+    assert in_groups == _parts(replace(layout, expert_groups=2))
 
 
 def _parts(layout: Layout) -> list[Record]:
