@@ -3,12 +3,15 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pseudoreal_dev.machine import shell
+
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,18 @@ class Kubernetes:
     def run(self, *arguments: str) -> str:
         """Return the output of `kubectl arguments`. Raises CommandFailed."""
         return shell.output([*self.kubectl, *arguments])
+
+    def require_answer(self, seconds: int) -> None:
+        """Wait until the API server is ready. Raises CommandFailed if it is not within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                shell.output([*self.kubectl, "get", "--raw=/readyz", "--request-timeout=10s"], seconds=seconds)
+                return
+            except shell.CommandFailed:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_SECONDS)
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
         """Return the object named by `kubectl get arguments`; None if it does not exist."""

@@ -3,12 +3,16 @@
 import hashlib
 import io
 import json
+import platform
 import subprocess
 import tarfile
 
 from pseudoreal_dev.cluster.binaries import Binaries
 from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.machine.shell import CommandFailed
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's name of an architecture -> that in images, where the two differ."""
 
 
 def image(binaries: Binaries) -> str:
@@ -31,7 +35,7 @@ def _archive(name: str, program: bytes) -> bytes:
     """Return a `docker save` archive of an image with one layer of one file."""
     layer = _tar({"pause": program})
     configuration = {
-        "architecture": "amd64",
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "config": {"Entrypoint": ["/pause"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},

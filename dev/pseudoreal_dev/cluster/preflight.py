@@ -4,12 +4,13 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.machine import packages, paths, shell
-from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.errors import DevError, Problem
 
 GIB = 1024**3
 COLD_DISK_GIB = 40
@@ -36,18 +37,10 @@ class Machine:
     cache: Path
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A missing requirement, and its remedy."""
-
-    missing: str
-    remedy: str
-
-
-def require() -> None:
-    """Raise DevError with all problems of this machine, if it has any."""
-    if found := problems(look()):
-        lines = [f"- {problem.missing}. {problem.remedy}" for problem in found]
+def require(more: Sequence[Problem] = ()) -> None:
+    """Raise DevError with all problems of this machine and `more`, if there are any."""
+    if found := [*problems(look()), *more]:
+        lines = [f"- {problem}" for problem in found]
         raise DevError("\n".join(["This machine cannot run the local cluster yet:", *lines]))
 
 

@@ -22,10 +22,7 @@ def install(
     chart: Path = CHART,
 ) -> None:
     """Install the chart, or upgrade to it, and wait until the operator is ready."""
-    values = [*ONE_NODE]
-    for part, image in (("operator", operator_image), ("trainer", trainer_image)):
-        repository, _, tag = image.rpartition(":")
-        values += [f"--set={part}.image.repository={repository}", f"--set-string={part}.image.tag={tag}"]
+    values = [*ONE_NODE, *_image_values("operator", operator_image), *_image_values("trainer", trainer_image)]
     with progress.step("helm install"):
         namespace = [f"--namespace={NAMESPACE}", "--create-namespace"]
         try:
@@ -34,6 +31,14 @@ def install(
             )
         except shell.CommandFailed as error:
             raise DevError(f"{error}\n{_operator_state(kubernetes)}") from error
+
+
+def _image_values(part: str, image: str) -> list[str]:
+    """Return the chart values for an image with a tag or a digest."""
+    name, _, digest = image.partition("@")
+    repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
+    version = f"digest={digest}" if digest else f"tag={tag}"
+    return [f"--set={part}.image.repository={repository}", f"--set-string={part}.image.{version}"]
 
 
 def _operator_state(kubernetes: Kubernetes) -> str:

@@ -1,10 +1,9 @@
 """`make demo`: the whole product on a real Kubernetes, from nothing to a trained model."""
 
-import os
 from collections.abc import Callable
 
 from pseudoreal_dev.demo import chart, llama, quickstart
-from pseudoreal_dev.demo.target import Target, given, local
+from pseudoreal_dev.demo.target import Target, choose
 from pseudoreal_dev.machine.progress import Cost, progress, totals
 
 DEMOS: dict[str, Callable[[Target], None]] = {"quickstart": quickstart.run, "llama": llama.run}
@@ -12,8 +11,7 @@ DEMOS: dict[str, Callable[[Target], None]] = {"quickstart": quickstart.run, "lla
 
 def run(name: str) -> None:
     """Run a demo. Raises DevError if a part fails; the text names the part and the remedy."""
-    context = os.environ.get("KUBE_CONTEXT")
-    target = given(context) if context else local()
+    target = choose()
     chart.install(target.kubernetes, target.operator_image, target.trainer_image)
     DEMOS[name](target)
     spent = totals(progress.timings)

@@ -1,50 +1,112 @@
-"""Base of the other images: a minimal Debian with Python, built from the machine's own Debian mirror."""
+"""Base of the other images: a minimal Debian or Ubuntu with Python, from the machine's own archive of packages, or,
+where there is Docker, the image that the Dockerfile names."""
 
 import hashlib
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from pseudoreal_dev.images import buildah
-from pseudoreal_dev.machine import paths, shell
-from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.images import buildah, mirror, pin
+from pseudoreal_dev.images.mirror import Mirror
+from pseudoreal_dev.machine import docker, paths, shell
+from pseudoreal_dev.machine.errors import Missing, Problem
 from pseudoreal_dev.machine.progress import Cost, progress
 
-SUITE = "bookworm"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
 REPOSITORY = "localhost/pseudoreal-base"
+SCRIPTS = Path("/usr/share/debootstrap/scripts")
+# Scripts that fit the later suites as well: most of the others are links to them.
+NEWEST_SCRIPT = {"Debian": "sid", "Ubuntu": "gutsy"}
 
 
 def build() -> str:
-    """Return the name of the base image, after building it if needed."""
-    name = f"{REPOSITORY}:{SUITE}-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:8]}"
-    if name not in buildah.images():
-        log = paths.logs() / "base-image.log"
-        with progress.step(f"building the base image (Debian {SUITE})", cost=Cost.FIRST_RUN, log=log):
-            _build(name, log)
+    """Return the name of the base image, after building or fetching it if needed. Raises DevError."""
+    if built := find_built(buildah.images()):
+        return built
+    try:
+        source = mirror.find()
+    except Missing as no_mirror:
+        _require_docker(no_mirror)
+        return _fetch()
+    name = f"{REPOSITORY}:{source.suite}-{_recipe()}"
+    log = paths.logs() / "base-image.log"
+    with progress.step(f"building the base image ({source.origin} {source.suite})", cost=Cost.FIRST_RUN, log=log):
+        _build(name, source, log)
     return name
 
 
-def find_mirror(index_targets: str) -> str:
-    """Return the Debian mirror from lines of `ORIGIN SUITE-or-codename URI`. Raises DevError if there is none."""
-    for line in index_targets.splitlines():
-        origin, _, uri = line.split(maxsplit=2)
-        if origin == "Debian" and "security" not in uri:
-            return uri
-    raise DevError(f"apt knows no Debian mirror for the base image. Add one for {SUITE} to /etc/apt/sources.list.d")
+def problems() -> list[Problem]:
+    """Return why `build` would fail on this machine, as far as that can be said beforehand."""
+    if shutil.which("apt-get") is None or (shutil.which("buildah") and find_built(buildah.images())):
+        return []
+    if not mirror.has_lists() and os.geteuid() != 0:
+        return []  # Only root can fetch the lists, and that root is needed is said elsewhere.
+    try:
+        mirror.find()
+    except Missing as no_mirror:
+        try:
+            _require_docker(no_mirror)
+        except Missing as error:
+            return [error.problem]
+    return []
 
 
-def _build(name: str, log: Path) -> None:
+def _require_docker(no_mirror: Missing) -> None:
+    """Raise Missing, with both remedies, if Docker cannot replace the mirror."""
+    try:
+        docker.look()
+    except Missing as no_docker:
+        remedy = f"{no_mirror.problem.remedy}; or have the base taken from an image: {no_docker}"
+        raise Missing(Problem(no_mirror.problem.missing, remedy)) from no_docker
+
+
+def find_built(images: Sequence[str]) -> str | None:
+    """Return the base among the names of `images`, if there is one of today's recipe."""
+    recipes = (_recipe(), _pinned_digest())
+    return next((name for name in images if name.startswith(f"{REPOSITORY}:") and name.endswith(recipes)), None)
+
+
+def debootstrap(source: Mirror, root: Path) -> list[str | Path]:
+    """Return the command that unpacks the base from `source` into the folder `root`."""
+    options = ["--variant=minbase", f"--include={','.join(PACKAGES)}", f"--components={','.join(source.components)}"]
+    known = (SCRIPTS / source.suite).exists()
+    script = [] if known else [SCRIPTS / NEWEST_SCRIPT[source.origin]]
+    return ["debootstrap", *options, source.suite, root, source.uri, *script]
+
+
+def _build(name: str, source: Mirror, log: Path) -> None:
     container = buildah.output("from", "scratch")
     root = Path(buildah.output("mount", container))
-    include = f"--include={','.join(PACKAGES)}"
-    shell.run(["debootstrap", "--variant=minbase", include, SUITE, root, _mirror()], log)
+    shell.run(debootstrap(source, root), log)
     for folder in ("var/cache/apt/archives", "var/lib/apt/lists"):
         _empty(root / folder)
     buildah.run("commit", "--quiet", "--rm", container, name, log=log)
 
 
-def _mirror() -> str:
-    form = "$(ORIGIN) $(CODENAME) $(REPO_URI)"
-    return find_mirror(shell.output(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]))
+def _fetch() -> str:
+    """Take the Dockerfile's base from Docker."""
+    image, digest = pin.pinned(pin.DOCKERFILE.read_text())
+    name, log = f"{REPOSITORY}:docker-{_pinned_digest()}", paths.logs() / "base-image.log"
+    archive = paths.images() / "base.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with progress.step(f"fetching the base image ({image})", cost=Cost.FIRST_RUN, log=log):
+        shell.run([docker.PROGRAM, "pull", "--quiet", f"{image}@{digest}"], log)
+        try:
+            docker.save(f"{image}@{digest}", archive, log)
+            shell.run(["skopeo", "copy", f"docker-archive:{archive}", buildah.reference(name)], log)
+        finally:
+            archive.unlink(missing_ok=True)
+    return name
+
+
+def _recipe() -> str:
+    return hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
+
+
+def _pinned_digest() -> str:
+    """Return the first digits of the digest of the Dockerfile's base."""
+    return pin.pinned(pin.DOCKERFILE.read_text())[1].removeprefix("sha256:")[:12]
 
 
 def _empty(folder: Path) -> None:

@@ -12,7 +12,12 @@ TAIL_LINES = 30
 
 
 class CommandFailed(DevError):
-    """A program failed; the message contains the last lines of its log, or its output."""
+    """A program failed; the message contains the last lines of its log, or its output. `said`: its output alone, where
+    it has no log."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
 
 
 def run(
@@ -31,14 +36,27 @@ def run(
         raise CommandFailed(f"{_words(command)[0]} ended with exit code {code}.\n{tail(log)}")
 
 
-def output(command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of `command`. Raises CommandFailed, with its output, on an exit code other than 0."""
-    done = subprocess.run(
-        _words(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment(environment)
-    )
+def output(
+    command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, seconds: float | None = None
+) -> str:
+    """Return the output of `command`. Raises CommandFailed, with its output, on an exit code other than 0, or if it
+    does not end within `seconds`."""
+    line = " ".join(_words(command))
+    try:
+        done = subprocess.run(
+            _words(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=_environment(environment),
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = f"no answer within {seconds:.0f} s"
+        raise CommandFailed(f"`{line}` gave {said}", said) from error
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip()
-        raise CommandFailed(f"`{' '.join(_words(command))}` ended with exit code {done.returncode}: {said}")
+        raise CommandFailed(f"`{line}` ended with exit code {done.returncode}: {said}", said)
     return done.stdout
 
 

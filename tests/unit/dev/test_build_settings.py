@@ -1,7 +1,7 @@
 import io
 from pathlib import Path
 
-from pseudoreal_dev.images import base_image, build_settings
+from pseudoreal_dev.images import build_settings
 from pseudoreal_dev.machine import mounts
 
 
@@ -16,12 +16,6 @@ def test_a_setting_may_hold_any_sign() -> None:
     out = io.StringIO()
     settings.write(out)
     assert settings.get("global", "find-links").split() == ["/a=b", "/c%d"]
-
-
-def test_the_debian_mirror_is_the_archive_and_not_its_security_updates() -> None:
-    lines = "Elsewhere tools http://tools.invalid/\nDebian x-security http://a.invalid/debian-security/\n"
-    lines += "Debian x http://a.invalid/debian/\n"
-    assert base_image.find_mirror(lines) == "http://a.invalid/debian/"
 
 
 def test_mounts_below_a_folder_come_innermost_first() -> None:

@@ -1,0 +1,151 @@
+"""The base of the images comes from the machine's own distribution, else from Docker, or is refused with a reason."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pseudoreal_dev.images import base_image, mirror
+from pseudoreal_dev.images.mirror import Mirror, find_mirror
+from pseudoreal_dev.machine.errors import Missing
+
+from tests.unit.dev.support import apt
+from tests.unit.dev.support.programs import Programs
+
+needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt-get is not on this machine")
+TOO_OLD = "Ubuntu jammy has Python 3.10, and the images need 3.11 or newer. Use Debian 12, Ubuntu 24.04 or newer"
+ANSWERS = '{"ServerVersion": "29.1.3", "OSType": "linux", "MemTotal": 16000000000}'
+
+
+@pytest.fixture(params=["deb822", "one-line"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def use_machine(name: str, form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let apt read sources and lists as on a machine of `apt.MACHINES`."""
+    architecture = "arm64" if name.endswith("-arm") else "amd64"
+    monkeypatch.setenv("APT_CONFIG", str(apt.write(folder, apt.MACHINES[name], form, architecture)))
+
+
+@needs_apt
+@pytest.mark.parametrize(
+    ("machine", "wanted"),
+    [
+        ("debian-12", Mirror("Debian", "bookworm", apt.DEBIAN)),
+        ("debian-13", Mirror("Debian", "trixie", apt.DEBIAN)),
+        ("ubuntu-24.04", Mirror("Ubuntu", "noble", apt.UBUNTU)),
+        ("ubuntu-24.04-arm", Mirror("Ubuntu", "noble", apt.PORTS)),
+    ],
+)
+def test_the_mirror_is_the_releases_own_archive(
+    machine: str, wanted: Mirror, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its updates, its security fixes or somebody else's repository. apt itself reads the sources."""
+    use_machine(machine, form, tmp_path, monkeypatch)
+    assert mirror.find() == wanted
+
+
+@needs_apt
+def test_a_release_with_an_old_python_is_refused(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_machine("ubuntu-22.04", form, tmp_path, monkeypatch)
+    with pytest.raises(Missing) as refused:
+        mirror.find()
+    assert str(refused.value) == TOO_OLD
+
+
+def test_the_machines_own_release_comes_before_others() -> None:
+    targets = "Debian|unstable|sid|sid|main|http://a/\nDebian|stable|trixie|trixie|main|http://a/"
+    versions = (
+        "python3 | 3.14.1-1 | http://a sid/main all Packages\npython3 | 3.13.5-1 | http://a trixie/main all Packages"
+    )
+    assert find_mirror(targets, versions, "trixie").suite == "trixie"
+    assert find_mirror(targets, versions.replace("3.13.5", "3.9.2"), "trixie").suite == "sid"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "LP-PPA-x|noble|noble|noble|main|http://a/",
+        "Ubuntu|noble-updates|noble|noble-updates|main|http://a/",
+        "Debian|stable-updates|trixie-updates|trixie-updates|main|http://a/",
+        "Ubuntu|noble|noble|noble|main|mirror+file:/etc/apt/mirrors.txt",
+        "Debian|stable|trixie|trixie|main|cdrom:[Debian 13]/",
+    ],
+)
+def test_without_an_archive_that_can_be_read_there_is_no_mirror(line: str) -> None:
+    with pytest.raises(Missing, match=r"apt knows no archive .* Add that of this release to /etc/apt"):
+        find_mirror(line, "python3 | 3.12.3 | http://a noble/main amd64 Packages", "noble")
+
+
+def test_a_suite_by_another_name_is_known_by_its_code_name() -> None:
+    versions = "python3 | 3.13.5-1 | http://a stable/main all Packages"
+    found = find_mirror("Debian|stable|trixie|stable|main|http://a/", versions, "")
+    assert found == Mirror("Debian", "trixie", "http://a/")
+
+
+def test_ubuntus_base_has_universe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """python3-venv is there. A suite that debootstrap does not know yet is unpacked like the last one."""
+    monkeypatch.setattr(base_image, "SCRIPTS", tmp_path)
+    (tmp_path / "noble").touch()
+    known = base_image.debootstrap(Mirror("Ubuntu", "noble", apt.UBUNTU), Path("/r"))
+    assert "--components=main,universe" in known
+    assert known[-3:] == ["noble", Path("/r"), apt.UBUNTU]
+    unknown = base_image.debootstrap(Mirror("Ubuntu", "zesty", apt.UBUNTU), Path("/r"))
+    assert unknown[-1] == tmp_path / "gutsy"
+    debian = base_image.debootstrap(Mirror("Debian", "trixie", apt.DEBIAN), Path("/r"))
+    assert "--components=main" in debian
+    assert debian[-1] == tmp_path / "sid"
+
+
+@pytest.fixture
+def old_ubuntu(programs: Programs) -> Programs:
+    programs.add("apt-get", {"indextargets*": "echo 'Ubuntu|jammy|jammy|jammy|main|http://a/'"})
+    programs.add("apt-cache", {"*": "echo 'python3 | 3.10.4-0ubuntu2 | http://a jammy/main amd64 Packages'"})
+    return programs
+
+
+def test_the_old_python_is_told_before_anything_is_built(old_ubuntu: Programs) -> None:
+    (problem,) = base_image.problems()
+    assert str(problem) == f"{TOO_OLD}; or have the base taken from an image: docker is not on the PATH. Install Docker"
+    assert [call for call in old_ubuntu.calls() if "indextargets" not in call and "madison" not in call] == []
+
+
+def test_with_docker_the_distribution_does_not_matter(old_ubuntu: Programs) -> None:
+    old_ubuntu.add("docker", {"info*": f"echo '{ANSWERS}'"})
+    assert base_image.problems() == []
+
+
+def test_a_base_that_is_built_is_taken_whatever_apt_says(old_ubuntu: Programs) -> None:
+    name = "localhost/pseudoreal-base:bookworm-7b790065"
+    old_ubuntu.add("buildah", {"*images*": f"echo localhost/other:x; echo {name}"})
+    assert base_image.problems() == []
+    assert base_image.build() == name
+    assert old_ubuntu.calls("apt-get") == []
+
+
+def test_the_base_is_fetched_by_docker(old_ubuntu: Programs) -> None:
+    """By the digest in the Dockerfile, and without a copy that stays."""
+    old_ubuntu.add("docker", {"info*": f"echo '{ANSWERS}'", "image save*": ': > "$4"'})
+    old_ubuntu.add("buildah", {})
+    old_ubuntu.add("skopeo", {})
+    name = base_image.build()
+    image, digest = base_image.pin.pinned(base_image.pin.DOCKERFILE.read_text())
+    assert name == f"localhost/pseudoreal-base:docker-{digest[7:19]}"
+    assert f"docker pull --quiet {image}@{digest}" in old_ubuntu.calls("docker")
+    (copy,) = old_ubuntu.calls("skopeo")
+    assert copy.endswith(name)
+    assert not Path(copy.split("docker-archive:")[1].split()[0]).exists()
+
+
+def test_the_lists_are_fetched_where_there_are_none(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a new machine apt knows nothing yet. Only root can fetch the lists: others hear that root is needed."""
+    targets = '[ -e "$STATE/lists" ] && echo "Debian|stable|trixie|trixie|main|http://a/" || :'
+    programs.add("apt-get", {"update*": ': > "$STATE/lists"', "indextargets*": targets})
+    programs.add("apt-cache", {"*": "echo 'python3 | 3.13.5-1 | http://a trixie/main amd64 Packages'"})
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert base_image.problems() == []
+    assert "apt-get update" not in programs.calls()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert base_image.problems() == []
+    assert "apt-get update" in programs.calls()
