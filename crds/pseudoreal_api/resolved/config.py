@@ -21,6 +21,7 @@ from pseudoreal_api.spec.phase import (
     OptimizerState,
     Parallelism,
     Sharing,
+    StateSharding,
     Until,
 )
 from pseudoreal_api.wire.contract import REMEDY, ContractError, Since, without_contract
@@ -79,6 +80,9 @@ class _Kept(ApiModel):
 
 class ResolvedParallelism(Parallelism):
     pipeline: int = Field(description="Number of pipeline ranks.")
+    state_sharding: StateSharding = Field(
+        "None", description="What is split over the data ranks; filled where the job omits it."
+    )
 
 
 class PhaseMixture(ApiModel):

@@ -43,7 +43,7 @@ def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
     if micro_batches is None:
         raise UnresolvableJob(
             f"spec.phases[{phase.name}]: no number of micro-batches divides batch.sequences {phase.batch.sequences} so"
-            f" that each of {ranks.ranks // ranks.pipeline} data-parallel ranks, on {workers} workers, has between 1"
+            f" that each of {ranks.data_ranks} data-parallel ranks, on {workers} workers, has between 1"
             f" and {layouts.at_a_time} sequences of one, as on {phase.workers}; change batch.sequences or"
             " elastic.minWorkers"
         )
@@ -101,7 +101,7 @@ class _Layouts:
     def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":
         """Return the layouts of a phase. Raises UnresolvableJob if the phase cannot run with all workers."""
         ranks, batch = rank_counts(spec, phase), phase.batch
-        at_a_time = -(-(batch.sequences // batch.micro_batches) // (ranks.ranks // ranks.pipeline))
+        at_a_time = -(-(batch.sequences // batch.micro_batches) // (ranks.data_ranks))
         return cls(spec, phase, ranks.processes_per_worker, at_a_time)
 
     def micro_batches(self, workers: int) -> int | None:

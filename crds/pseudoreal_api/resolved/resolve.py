@@ -20,7 +20,7 @@ from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Phase, Sharing
+from pseudoreal_api.spec.phase import Phase, Sharing, StateSharding
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
@@ -42,6 +42,10 @@ class RankCounts:
     @property
     def ranks(self) -> int:
         return self.workers * self.processes_per_worker
+
+    @property
+    def data_ranks(self) -> int:
+        return self.ranks // self.pipeline
 
 
 class _Stage(TypedDict):
@@ -149,7 +153,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
         "parallelism": ResolvedParallelism(
             pipeline=ranks.pipeline,
             schedule=asked.schedule,
-            state_sharding=asked.state_sharding,
+            state_sharding=state_sharding(phase, ranks),
             replicas=asked.replicas,
             expert_ranks=asked.expert_ranks,
             layout=asked.layout,
@@ -288,6 +292,18 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         except UnresolvableJob as error:
             raise UnresolvableJob(f"{where}: {error}") from None
     return RankCounts(phase.workers, processes, pipeline)
+
+
+def state_sharding(phase: Phase, ranks: RankCounts) -> StateSharding:
+    """Return the phase's stateSharding, filled if the job omits it.
+
+    An elastic phase with too few workers for two data ranks has nothing to split. With layout Auto the trainer chooses;
+    until then nothing counts as split, which is the largest state that a rank may have.
+    """
+    asked = phase.parallelism
+    if asked.state_sharding is not None:
+        return asked.state_sharding
+    return "Full" if ranks.data_ranks > 1 and asked.layout == "Given" else "None"
 
 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:

@@ -135,10 +135,11 @@ class Parallelism(ApiModel):
         " next; layer l is on pipeline rank l mod pipeline. GPipe, 1F1B: neighbouring layers on one"
         " rank. Interleaved: layer l on rank l mod pipeline, one micro-batch after the other.",
     )
-    state_sharding: StateSharding = Field(
-        "None",
+    state_sharding: StateSharding | None = Field(
+        None,
         description="stateSharding says what is split over the data-parallel ranks. None: nothing. Optimizer: the"
-        " optimizer state. Gradients: also the gradients. Full: also the weights.",
+        " optimizer state. Gradients: also the gradients. Full: also the weights. Omitted: Full where there are two or"
+        " more data-parallel ranks, otherwise None.",
     )
     replicas: Annotated[int, Since(4)] = Field(
         1,

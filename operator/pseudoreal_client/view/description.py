@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from pseudoreal_api.resolved.elastic import laid_out
+from pseudoreal_api.resolved.resolve import UnresolvableJob, rank_counts, state_sharding
 from pseudoreal_api.status.status import Fault, PhaseStatus, Progress
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_operator.observe.view import Pod
@@ -21,7 +23,7 @@ def description(job: ObservedJob, pods: Sequence[Pod], events: Sequence[Json], n
     """Return the lines of the description. `pods` are the pods of the newest execution."""
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
     lines += _part("Phases", phase_table(job, now))
-    lines += _part("Chosen layouts", _layouts(job))
+    lines += _part("Layouts", _layouts(job))
     lines += _part("Ranks", rank_map(job, pods, now))
     lines += _part(_nodes_title(job), node_map(job))
     lines += _part("Requests", _requests(job))
@@ -131,20 +133,44 @@ def _took(phase: PhaseStatus, now: datetime) -> str:
 
 
 def _layouts(job: ObservedJob) -> list[str]:
-    """Return the layouts chosen for phases with layout Auto, each with the estimate behind the choice."""
-    given = [(phase.name, phase.layout) for phase in job.status.phases if phase.layout]
-    if not given:
+    """Return the layout of each phase, as its job says, with what the job omits filled, or as chosen for layout Auto.
+    Notes have the estimate behind each choice. A layout that is still to be chosen is left out."""
+    chosen = {phase.name: phase.layout for phase in job.status.phases if phase.layout}
+    rows = [
+        (name, *cells)
+        for name in job.phase_names
+        if (cells := _chosen_layout(chosen[name]) if name in chosen else _given_layout(job, name))
+    ]
+    if not rows:
         return []
     heads = ("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP")
-    rows = [(name, *_layout(layout)) for name, layout in given]
-    notes = [f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in given]
+    notes = [
+        f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in chosen.items()
+    ]
     return [*columns([heads, *rows]), *notes]
 
 
-def _layout(layout: ChosenLayout) -> list[str]:
+def _chosen_layout(layout: ChosenLayout) -> list[str]:
     counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks))
     words = map(one_line, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
     return [*counts, *words, f"{one_line(layout.step_time)} s"]
+
+
+def _given_layout(job: ObservedJob, name: str) -> list[str]:
+    """Return the cells of a phase without layout Auto; empty if this release cannot read the phase."""
+    phase, elastic = job.phase(name), job.status.elastic
+    if job.spec is None or phase is None or phase.parallelism.layout == "Auto":
+        return []
+    asked = phase.parallelism
+    try:
+        if elastic is not None and elastic.phase_name == name:
+            phase = laid_out(job.spec, phase, elastic.workers)
+        ranks = rank_counts(job.spec, phase)
+    except UnresolvableJob:
+        return []
+    counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks))
+    micro_batches, keep = str(phase.batch.micro_batches), phase.activations.keep
+    return [*counts, asked.schedule, state_sharding(phase, ranks), micro_batches, keep, NOTHING]
 
 
 def _requests(job: ObservedJob) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
-from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts
+from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts, state_sharding
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Phase, Sharing
@@ -24,8 +24,7 @@ in the compute type."""
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     """Return the size limit of the volume for offloaded state, as a quantity."""
     ranks = rank_counts(spec, phase)
-    data_ranks = ranks.workers * ranks.processes_per_worker // ranks.pipeline
-    shards = 1 if phase.parallelism.state_sharding == "None" else data_ranks
+    shards = 1 if state_sharding(phase, ranks) == "None" else ranks.data_ranks
     # A rank has at most as many blocks, and as many sets of experts, as layers.
     layers, owned = -(-spec.model.layers // ranks.pipeline), _Owned.of(spec.model, explicit_sharing(spec, phase))
     blocks, experts = min(owned.dense + owned.mixtures, layers), min(owned.sets, layers)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.elastic import resized
 from pseudoreal_api.resolved.resolve import UnresolvableJob, delink_config, last_steps, phase_config
 from pseudoreal_api.spec.check import check_job
 
@@ -40,6 +41,41 @@ def test_a_part_of_a_gpu_is_refused_with_a_sentence() -> None:
     says = r"phases\[real\].resources.limits: of nvidia.com/gpu, 500m is not a whole number; write 1, 2"
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharding"),
+    [
+        ({}, "Full"),
+        ({"workers": 1}, "None"),
+        ({"workers": 1, "processesPerWorker": 2}, "Full"),
+        ({"workers": 1, "resources": GPUS, "batch": {"sequences": 32}}, "Full"),
+        ({"parallelism": {"pipeline": 2}}, "None"),
+        ({"parallelism": {"pipeline": "AllRanks"}}, "None"),
+        ({"workers": 4, "parallelism": {"pipeline": 2}}, "Full"),
+        ({"workers": 4, "parallelism": {"replicas": 2}}, "Full"),
+        ({"spares": 1}, "Full"),
+        ({"workers": 1, "parallelism": {"stateSharding": "Optimizer"}}, "Optimizer"),
+        # As the API server stored it in jobs of releases up to 0.3.0, in which None was the default.
+        ({"parallelism": {"stateSharding": "None"}}, "None"),
+        # The trainer chooses, and searches all modes.
+        ({"parallelism": {"layout": "Auto"}, "batch": {"sequences": 8}}, "None"),
+        ({"parallelism": {"layout": "Auto", "stateSharding": "None"}, "batch": {"sequences": 8}}, "None"),
+    ],
+    ids=str,
+)
+def test_omitted_state_sharding_is_full_from_two_data_ranks_on(changes: dict[str, Any], sharding: str) -> None:
+    set_fields = {f"spec__phases__1__{field}": value for field, value in changes.items()}
+    assert _resolve(**set_fields).parallelism.state_sharding == sharding
+
+
+@pytest.mark.parametrize(("workers", "sharding"), [(4, "Full"), (2, "Full"), (1, "None")])
+def test_omitted_state_sharding_follows_the_width_of_an_elastic_phase(workers: int, sharding: str) -> None:
+    elastic = {"spec__phases__1__workers": 4, "spec__phases__1__elastic": {"minWorkers": 1}}
+    job = check_job(good_job(**elastic, spec__phases__1__batch={"sequences": 8}))
+    job = job.model_copy(update={"spec": resized(job.spec, 1, workers)})
+    found = phase_config(job, 1, execution=1, work_directory="/w", offload_directory="/o")
+    assert found.parallelism.state_sharding == sharding
 
 
 def test_omitted_sharing_becomes_one_block_for_each_layer() -> None:

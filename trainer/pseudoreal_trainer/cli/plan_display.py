@@ -37,7 +37,11 @@ def show(console: Console, report: PhaseReport) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank")
+    sharded = f"; stateSharding {report.state_sharding} over {report.data_ranks} data ranks"
+    say(
+        f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank"
+        f"{sharded if report.data_ranks > 1 else ''}"
+    )
     console.print(_memory_table(report))
     if report.scratch_bytes is not None:
         say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")

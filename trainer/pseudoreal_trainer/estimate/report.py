@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.spec.phase import Home
+from pseudoreal_api.spec.phase import Home, StateSharding
 from pydantic import BaseModel, ConfigDict
 
 from pseudoreal_trainer.estimate.fit import kernel_scratch, violations
@@ -78,6 +78,9 @@ class PhaseReport(_Model):
     name: str
     parameters: int
     parameters_per_rank: int
+    data_ranks: int
+    state_sharding: StateSharding
+    """What the data ranks split, filled where the job omits it."""
     bytes: TierBytes
     peak_device_bytes: int
     """Peak device bytes, including activations."""
@@ -141,6 +144,8 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         name=config.phase,
         parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
         parameters_per_rank=max(rank.parameters for rank in ranks),
+        data_ranks=layout.data,
+        state_sharding=layout.sharding,
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
         scratch_bytes=kernel_scratch(layout, sizes, profile, config.precision.compute) if profile else None,

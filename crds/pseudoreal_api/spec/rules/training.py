@@ -28,6 +28,7 @@ _ALL_RANKS = "p.parallelism.pipeline == 'AllRanks'"
 _PIPELINE = "int(p.parallelism.pipeline)"
 _NOT_INTERLEAVED = f"p.parallelism.schedule != 'Interleaved' || {_ALL_RANKS}"
 _ROUNDS = f"p.batch.microBatches / {_PIPELINE}"
+_DEFAULT_SHARDING = "!has(p.parallelism.stateSharding)"
 
 _DENSE_LAYERS = "self.model.experts.denseLayers"
 # Next layer that uses the block of layer l in phase p; after the last such layer comes the first.
@@ -174,7 +175,7 @@ TRAINING_RULES = (
     on_each_phase(
         f"p.parallelism.layout == 'Given' || (!({_ALL_RANKS}) && {_PIPELINE} == 1 && p.parallelism.replicas == 1"
         " && p.parallelism.expertRanks == 1 && p.parallelism.schedule == 'Layered'"
-        " && p.parallelism.stateSharding == 'None')",
+        f" && ({_DEFAULT_SHARDING} || p.parallelism.stateSharding == 'None'))",
         ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas and expertRanks; remove them from"
         " parallelism, or remove layout",
     ),
@@ -191,9 +192,9 @@ TRAINING_RULES = (
         "p.parallelism.layout",
     ),
     on_each_phase(
-        "p.parallelism.replicas == 1 || p.parallelism.stateSharding != 'None'",
-        ".parallelism.replicas %d needs a stateSharding other than None: without one, every data-parallel rank is a"
-        " replica; set stateSharding, or remove replicas",
+        f"p.parallelism.replicas == 1 || {_DEFAULT_SHARDING} || p.parallelism.stateSharding != 'None'",
+        ".parallelism.replicas %d needs a stateSharding other than None: with None, every data-parallel rank is a"
+        " replica; remove stateSharding, or remove replicas",
         "p.parallelism.replicas",
     ),
     on_each_phase(

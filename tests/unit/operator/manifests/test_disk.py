@@ -39,7 +39,7 @@ OFFLOAD = {"spec__phases__1__offload": {"home": "Disk"}}
         {"spec__model__vocabularySize": 50_000, "spec__model__embeddings": "Tied"},
         {"spec__phases__1__sharing": {"blocks": 4}},
         {"spec__phases__1__parallelism": {"pipeline": 2}},
-        {"spec__phases__1__parallelism": {"stateSharding": "Full"}},
+        {"spec__phases__1__parallelism": {"stateSharding": "None"}},
         {"spec__phases__1__processesPerWorker": 2, "spec__phases__1__parallelism": {"pipeline": 4}},
         {"spec__phases__1__offload": {"budget": {"device": "64Mi", "host": "1Mi"}}},
     ],
@@ -55,6 +55,23 @@ def test_size_limit_is_just_above_the_planned_bytes(changes: dict[str, Any], com
     allowed = bytes_of(size_limit(job.spec, job.spec.phases[1]))
     assert 2 * needed <= allowed
     assert "budget" in str(changes) or allowed <= 5 * needed + 2 * 2**30
+
+
+def test_size_limit_of_a_layout_to_be_chosen_is_that_of_the_largest_state() -> None:
+    limits = [
+        size_limit(job.spec, job.spec.phases[1])
+        for layout in ({"layout": "Auto"}, {"stateSharding": "None"}, {})
+        for job in [
+            make_job(
+                spec__model=LARGE,
+                spec__phases__1__parallelism=layout,
+                spec__phases__1__batch={"sequences": 8},
+                **OFFLOAD,
+            )
+        ]
+    ]
+    assert limits[0] == limits[1]
+    assert bytes_of(limits[2]) < bytes_of(limits[0])
 
 
 @pytest.mark.parametrize("compute", ["bfloat16", "float64"])

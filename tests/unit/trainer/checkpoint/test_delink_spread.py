@@ -23,7 +23,7 @@ from tests.support.forked import run_ranks
 EXPERTS = {"count": 8, "prototypes": 2}
 BATCH = {"sequences": 8, "microBatches": 2}
 OVER_FOUR = {"workers": 4, "parallelism": {"expertRanks": 4, "stateSharding": "Full"}}
-OVER_TWO = {"workers": 4, "parallelism": {"pipeline": 2, "expertRanks": 2, "schedule": "1F1B"}}
+OVER_TWO = {"workers": 4, "parallelism": {"pipeline": 2, "expertRanks": 2, "stateSharding": "None", "schedule": "1F1B"}}
 
 
 def _train(rank: int, world: int, config: PhaseConfig) -> None:

@@ -46,12 +46,12 @@ LAYOUTS = {
 }
 
 SPREAD = {
-    "experts over 2, host": _layout(2, expertRanks=2, offload={"home": "Host"}),
+    "experts over 2, host": _layout(2, expertRanks=2, stateSharding="None", offload={"home": "Host"}),
     "experts over 2, 2 holders, full, disk": _layout(
         4, expertRanks=2, stateSharding="Full", offload={"home": "Disk", "window": 1}
     ),
     "experts over 2 in 3 groups, host": _layout(2, expertRanks=2, offload={"home": "Host", "expertGroups": 3}),
-    "pipeline 2 x experts over 2": _layout(4, 2, expertRanks=2, schedule="1F1B"),
+    "pipeline 2 x experts over 2": _layout(4, 2, expertRanks=2, stateSharding="None", schedule="1F1B"),
 }
 LAYOUTS_OF_EXPERTS = LAYOUTS | SPREAD
 MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}

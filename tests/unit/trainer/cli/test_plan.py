@@ -113,6 +113,16 @@ def test_plan_has_a_range_for_expert_parallel_load(job: dict[str, Any], file: Pa
     assert "where the experts of all ranks get as many tokens; those of one rank may get up to 2 times the mean" in said
 
 
+def test_plan_names_the_state_sharding_of_data_ranks_and_how_many_there_are(job: dict[str, Any], file: Path) -> None:
+    job["spec"]["phases"][1] |= {"workers": 2, "parallelism": {}}
+    pseudo, real = phases(plan(job, file, "--json"))
+    assert (pseudo["state_sharding"], pseudo["data_ranks"]) == ("None", 1)
+    assert (real["state_sharding"], real["data_ranks"]) == ("Full", 2)
+    first, *_, second = [line for line in plan(job, file).stdout.splitlines() if line.startswith("phase ")]
+    assert "stateSharding" not in first
+    assert second.endswith("; stateSharding Full over 2 data ranks")
+
+
 def test_option_phase_plans_one_phase(job: dict[str, Any], file: Path) -> None:
     assert [phase["name"] for phase in phases(plan(job, file, "--json", "--phase", "real"))] == ["real"]
     result = plan(job, file, "--phase", "other")

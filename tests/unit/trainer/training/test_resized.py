@@ -23,7 +23,7 @@ from tests.support.forked import run_ranks
 STEPS = 5
 ELASTIC = {"workers": 3, "elastic": {"minWorkers": 1}, "batch": {"sequences": 24, "microBatches": 2}}
 LAYOUTS = {
-    "shards": {"parallelism": {"stateSharding": "Full"}},
+    "shards": {},  # stateSharding as it is filled: Full with two or three data ranks, None with one
     "pipelines of all ranks": {
         "parallelism": {"pipeline": "AllRanks", "schedule": "1F1B"},
         "offload": {"home": "Host"},
