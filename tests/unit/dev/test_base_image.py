@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.images import base_image, mirror
+from pseudoreal_dev.images import base_image, mirror, pin
 from pseudoreal_dev.images.mirror import Mirror, find_mirror
 from pseudoreal_dev.machine.errors import Missing
 
@@ -129,12 +129,22 @@ def test_the_base_is_fetched_by_docker(old_ubuntu: Programs) -> None:
     old_ubuntu.add("buildah", {})
     old_ubuntu.add("skopeo", {})
     name = base_image.build()
-    image, digest = base_image.pin.pinned(base_image.pin.DOCKERFILE.read_text())
+    image, digest = pin.pinned(pin.DOCKERFILE.read_text())
     assert name == f"localhost/pseudoreal-base:docker-{digest[7:19]}"
     assert f"docker pull --quiet {image}@{digest}" in old_ubuntu.calls("docker")
     (copy,) = old_ubuntu.calls("skopeo")
     assert copy.endswith(name)
     assert not Path(copy.split("docker-archive:")[1].split()[0]).exists()
+
+
+def test_without_apt_only_docker_has_a_base(programs: Programs) -> None:
+    (problem,) = base_image.problems()
+    assert str(problem) == (
+        "there is no apt-get, which knows an archive for the images' base. Use Debian or Ubuntu; or have the base taken"
+        " from an image: docker is not on the PATH. Install Docker"
+    )
+    programs.add("docker", {"info*": f"echo '{fakes.DAEMON}'"})
+    assert base_image.problems() == []
 
 
 def test_the_lists_are_fetched_where_there_are_none(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

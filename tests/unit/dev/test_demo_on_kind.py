@@ -24,13 +24,15 @@ from rich.console import Console
 from tests.unit.dev.support import fakes
 from tests.unit.dev.support.programs import Programs
 
+Json = dict[str, Any]
+
 GOLDEN = paths.REPOSITORY / "tests" / "data" / "golden" / "demo" / "kind.txt"
 LINUX_ONLY = ("sched_getaffinity", "sched_setaffinity", "posix_fallocate", "posix_fadvise", "memfd_create", "O_DIRECT")
 NOON = "2026-01-01T12:00:00Z"
 PSEUDO = {"name": "pseudo", "state": "Complete", "step": 250, "loss": "1.8", "validationLoss": "1.9"}
 REAL = {"name": "real", "state": "Complete", "step": 800, "loss": "1.4", "validationLoss": "1.5"}
 WAITS = {"type": "Progressing", "status": "True", "reason": "Starting", "message": "Its pod is starting."}
-STATUSES = (
+STATUSES: tuple[Json, ...] = (
     {},
     {"state": "Pending", "conditions": [{**WAITS, "lastTransitionTime": NOON}]},
     {

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 from pseudoreal_dev.cluster import binaries, cluster, preflight
+from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart, in_containers, target
 from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import packages
@@ -44,14 +45,16 @@ class OwnCluster(Exception):
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of the user, not root, that could have a cluster of its own as root; none is up."""
+def machine(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Debian of the user, not root, that could have a cluster of its own as root; none is up."""
 
     def begin() -> NoReturn:
         raise OwnCluster
 
     monkeypatch.setattr(preflight, "look", lambda: replace(FIT, is_root=os.geteuid() == 0))
     monkeypatch.setattr(cluster, "status", lambda: cluster.Status((), "the cluster is not up"))
+    programs.add("apt-get", {"indextargets*": "echo 'Debian|stable|trixie|trixie|main|http://a/'"})
+    programs.add("apt-cache", {"madison*": "echo 'python3 | 3.13.5-1 | http://a trixie/main amd64 Packages'"})
     monkeypatch.setattr(packages, "install_missing", lambda: None)
     monkeypatch.setattr(images, "build_base", begin)
     monkeypatch.setattr(in_containers, "ANSWER_SECONDS", 0)
@@ -205,7 +208,8 @@ def test_every_alternative_is_told_with_all_that_it_lacks(programs: Programs) ->
         "    KUBE_CONTEXT is not set. Set it to a context of kubectl: docs/demo.md",
         "Without Kubernetes, `make run` trains a model in local processes.",
     ]
-    assert {call.split()[0] for call in programs.calls()} == {"docker"}
+    asked = ("docker info", "apt-get indextargets", "apt-cache madison")
+    assert all(call.startswith(asked) for call in programs.calls())
 
 
 def test_on_macos_only_docker_will_do(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +419,6 @@ class TestANamedContext:
 )
 def test_the_chart_is_given_a_tag_or_a_digest(image: str, wanted: list[str], programs: Programs) -> None:
     fakes.add(programs, "kubectl", "helm")
-    chart.install(in_containers.Kubernetes.of_context("x"), image, "r/t:1")
+    chart.install(Kubernetes.of_context("x"), image, "r/t:1")
     (call,) = programs.calls("helm")
     assert all(value in call.split() for value in wanted)
