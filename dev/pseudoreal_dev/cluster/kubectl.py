@@ -12,6 +12,7 @@ from typing import Any
 from pseudoreal_dev.machine import shell
 
 POLL_SECONDS = 1.0
+REQUEST_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class Kubernetes:
     def require_answer(self, seconds: int) -> None:
         """Wait until the API server is ready. Raises CommandFailed if it is not within `seconds`."""
         deadline = time.monotonic() + seconds
+        asks = [*self.kubectl, "get", "--raw=/readyz", f"--request-timeout={REQUEST_SECONDS}s"]
         while True:
             try:
-                shell.output([*self.kubectl, "get", "--raw=/readyz", "--request-timeout=10s"], seconds=seconds)
+                # The second limit is for a program that kubectl asks for credentials.
+                shell.output(asks, seconds=2 * REQUEST_SECONDS)
                 return
             except shell.CommandFailed:
                 if time.monotonic() > deadline:

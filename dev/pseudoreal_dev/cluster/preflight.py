@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.machine import packages, paths, shell
+from pseudoreal_dev.machine import go, packages, paths, shell
 from pseudoreal_dev.machine.errors import DevError, Problem
 
 GIB = 1024**3
@@ -23,7 +23,7 @@ LONGEST_CACHE_PATH = 60
 @dataclass(frozen=True)
 class Machine:
     """Facts about the machine for the checks. `disk_free`, `memory_available`: bytes. `go`: version; "" if Go is not
-    installed. `is_warm`: whether the cluster's programs are in the cache."""
+    installed. `go_required`: the oldest that will do. `is_warm`: whether the cluster's programs are in the cache."""
 
     system: str
     is_root: bool
@@ -59,7 +59,7 @@ def look() -> Machine:
         has_apt_get=shutil.which("apt-get") is not None,
         missing_packages=tuple(packages.missing()),
         go=_go_version(),
-        go_required=binaries.required_go(),
+        go_required=go.oldest_for(binaries.required_go()),
         is_warm=shutil.which("go") is not None and binaries.are_cached(),
         cache=paths.cache(),
     )

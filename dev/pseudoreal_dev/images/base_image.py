@@ -3,6 +3,7 @@ where there is Docker, the image that the Dockerfile names."""
 
 import hashlib
 import os
+import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +39,9 @@ def build() -> str:
 
 def problems() -> list[Problem]:
     """Return why `build` would fail on this machine, as far as that can be said beforehand."""
-    if shutil.which("apt-get") is None or (shutil.which("buildah") and find_built(buildah.images())):
+    if platform.system() != "Linux" or (shutil.which("buildah") and find_built(buildah.images())):
         return []
-    if not mirror.has_lists() and os.geteuid() != 0:
+    if os.geteuid() != 0 and shutil.which("apt-get") and not mirror.has_lists():
         return []  # Only root can fetch the lists, and that root is needed is said elsewhere.
     try:
         mirror.find()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ class _Archive:
 
 def find() -> Mirror:
     """Return the mirror that apt knows; root fetches apt's lists first, if there are none. Raises Missing."""
+    if shutil.which("apt-get") is None:
+        raise Missing(
+            Problem("there is no apt-get, which knows an archive for the images' base", "Use Debian or Ubuntu")
+        )
     if not has_lists() and os.geteuid() == 0:
         log = paths.logs() / "apt.log"
         with progress.step("fetching apt's lists of packages", cost=Cost.FIRST_RUN, log=log):
@@ -61,7 +66,7 @@ def find() -> Mirror:
 
 
 def has_lists() -> bool:
-    """Return whether apt has fetched what the sources in /etc/apt offer."""
+    """Return whether apt has fetched lists of what its sources offer."""
     return bool(_index_targets().strip())
 
 

@@ -16,7 +16,6 @@ ANSWER_SECONDS = 30.0
 class Docker:
     """Facts about the daemon. `memory`: bytes. `root`: folder of images and containers, on the daemon's machine."""
 
-    version: str
     system: str
     memory: int
     root: Path
@@ -32,17 +31,13 @@ def look() -> Docker:
         raise Missing(_no_answer(error.said or str(error))) from error
     try:
         info = json.loads(said)
-    except ValueError as error:
-        raise Missing(Problem(f"`docker info` says what cannot be read: {said[:200]!r}", "Install Docker")) from error
-    # Some releases report an unreachable daemon here, with exit code 0.
-    if errors := info.get("ServerErrors"):
-        raise Missing(_no_answer(errors[0]))
-    return Docker(
-        version=info.get("ServerVersion", ""),
-        system=info.get("OSType", ""),
-        memory=info.get("MemTotal", 0),
-        root=Path(info.get("DockerRootDir") or "/var/lib/docker"),
-    )
+        # Some releases report an unreachable daemon here, with exit code 0.
+        if errors := info.get("ServerErrors"):
+            raise Missing(_no_answer(errors[0]))
+        return Docker(system=info["OSType"], memory=info["MemTotal"], root=Path(info["DockerRootDir"]))
+    except (ValueError, LookupError, TypeError) as error:
+        reason = f"the program docker is not Docker's: `docker info` says {said[:100]!r}"
+        raise Missing(Problem(reason, "Install Docker, or put it first on the PATH")) from error
 
 
 def has_image(name: str) -> bool:

@@ -8,8 +8,12 @@ from pseudoreal_dev.machine import paths, shell
 from pseudoreal_dev.machine.content_hash import hash_files
 from pseudoreal_dev.machine.progress import Cost, progress
 
+TOOLCHAIN = os.environ.get("GOTOOLCHAIN", "auto")
+"""Whether Go may fetch the newer Go that a go.mod names. The packages of Debian and Ubuntu do so only if it is said."""
+OLDEST_FETCHING = "1.21.0"
+"""Oldest release that can."""
 # A lazier garbage collector saves compile time and uses more memory; memory is plentiful.
-ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "400"}
+ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "400", "GOTOOLCHAIN": TOOLCHAIN}
 STRIPPED = "-s -w"
 """Linker flags for omitting debug information."""
 
@@ -19,6 +23,11 @@ def folder_of(module: Path, sources: Sequence[str] = ()) -> Path:
     patterns), and of the compiler's version."""
     compiler = shell.output(["go", "version"])
     return paths.binaries() / hash_files(module, ["*.mod", "*.sum", *sources], [compiler])
+
+
+def oldest_for(required: str) -> str:
+    """Return the oldest Go that builds a module which requires the Go `required`."""
+    return required if TOOLCHAIN == "local" else OLDEST_FETCHING
 
 
 def download(module: Path, packages: Sequence[str]) -> None:
@@ -41,5 +50,6 @@ def build(module: Path, package: str, target: Path, *, linker_flags: str = STRIP
 
 def source_of(module: Path, path: str) -> Path:
     """Return the folder in Go's own cache with the source of a module required by `module`."""
-    found = shell.output(["go", "-C", module, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", path])
+    wanted = ["-mod=readonly", "-m", "-f", "{{.Dir}}", path]
+    found = shell.output(["go", "-C", module, "list", *wanted], environment=ENVIRONMENT)
     return Path(found.strip())

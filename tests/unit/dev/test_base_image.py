@@ -4,16 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.images import base_image, mirror
+from pseudoreal_dev.images import base_image, mirror, pin
 from pseudoreal_dev.images.mirror import Mirror, find_mirror
 from pseudoreal_dev.machine.errors import Missing
 
-from tests.unit.dev.support import apt
+from tests.unit.dev.support import apt, fakes
 from tests.unit.dev.support.programs import Programs
 
 needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt-get is not on this machine")
 TOO_OLD = "Ubuntu jammy has Python 3.10, and the images need 3.11 or newer. Use Debian 12, Ubuntu 24.04 or newer"
-ANSWERS = '{"ServerVersion": "29.1.3", "OSType": "linux", "MemTotal": 16000000000}'
 
 
 @pytest.fixture(params=["deb822", "one-line"])
@@ -112,7 +111,7 @@ def test_the_old_python_is_told_before_anything_is_built(old_ubuntu: Programs) -
 
 
 def test_with_docker_the_distribution_does_not_matter(old_ubuntu: Programs) -> None:
-    old_ubuntu.add("docker", {"info*": f"echo '{ANSWERS}'"})
+    old_ubuntu.add("docker", {"info*": f"echo '{fakes.DAEMON}'"})
     assert base_image.problems() == []
 
 
@@ -126,16 +125,26 @@ def test_a_base_that_is_built_is_taken_whatever_apt_says(old_ubuntu: Programs) -
 
 def test_the_base_is_fetched_by_docker(old_ubuntu: Programs) -> None:
     """By the digest in the Dockerfile, and without a copy that stays."""
-    old_ubuntu.add("docker", {"info*": f"echo '{ANSWERS}'", "image save*": ': > "$4"'})
+    old_ubuntu.add("docker", {"info*": f"echo '{fakes.DAEMON}'", "image save*": ': > "$4"'})
     old_ubuntu.add("buildah", {})
     old_ubuntu.add("skopeo", {})
     name = base_image.build()
-    image, digest = base_image.pin.pinned(base_image.pin.DOCKERFILE.read_text())
+    image, digest = pin.pinned(pin.DOCKERFILE.read_text())
     assert name == f"localhost/pseudoreal-base:docker-{digest[7:19]}"
     assert f"docker pull --quiet {image}@{digest}" in old_ubuntu.calls("docker")
     (copy,) = old_ubuntu.calls("skopeo")
     assert copy.endswith(name)
     assert not Path(copy.split("docker-archive:")[1].split()[0]).exists()
+
+
+def test_without_apt_only_docker_has_a_base(programs: Programs) -> None:
+    (problem,) = base_image.problems()
+    assert str(problem) == (
+        "there is no apt-get, which knows an archive for the images' base. Use Debian or Ubuntu; or have the base taken"
+        " from an image: docker is not on the PATH. Install Docker"
+    )
+    programs.add("docker", {"info*": f"echo '{fakes.DAEMON}'"})
+    assert base_image.problems() == []
 
 
 def test_the_lists_are_fetched_where_there_are_none(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

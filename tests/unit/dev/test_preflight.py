@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from pseudoreal_dev.cluster.preflight import GIB, Machine, problems
+from pseudoreal_dev.machine import go
 
 FIT = Machine(
     system="Linux",
@@ -48,3 +49,11 @@ def test_less_disk_is_enough_when_the_cache_is_warm() -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     assert len(problems(replace(FIT, is_root=False, disk_free=0, memory_available=0, go=""))) == 4
+
+
+def test_an_older_go_fetches_the_one_that_is_needed_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ubuntu 24.04 has Go 1.22, Debian 13 has 1.24."""
+    monkeypatch.setattr(go, "TOOLCHAIN", "auto")
+    assert go.oldest_for("1.25.0") == "1.21.0"
+    monkeypatch.setattr(go, "TOOLCHAIN", "local")
+    assert go.oldest_for("1.25.0") == "1.25.0"

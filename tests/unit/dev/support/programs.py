@@ -15,8 +15,8 @@ class Programs:
         self.folder = folder / "bin"
         self.folder.mkdir()
         self._calls = folder / "calls"
-        self._state = folder / "state"
-        self._state.mkdir()
+        self.state = folder / "state"
+        self.state.mkdir()
 
     def add(self, name: str, answers: Mapping[str, str]) -> None:
         """Add a program, or replace it. `answers`: pattern of the arguments, as in the shell's `case` -> commands of
@@ -28,7 +28,7 @@ class Programs:
         program = self.folder / name
         program.write_text(
             f'#!/bin/sh\necho "{noted}{name} $*" >> {shlex.quote(str(self._calls))}\n'
-            f'STATE={shlex.quote(str(self._state))}\ncase "$*" in\n{cases}\nesac\n'
+            f'STATE={shlex.quote(str(self.state))}\ncase "$*" in\n{cases}\nesac\n'
         )
         program.chmod(0o755)
 
