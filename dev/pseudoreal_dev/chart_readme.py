@@ -11,6 +11,12 @@ from pseudoreal_dev.machine import paths
 CHARTS = tuple(paths.REPOSITORY / "charts" / name for name in ("pseudoreal", "pseudoreal-llama"))
 FILE_NAME = "README.md"
 _NOTE = "<!-- Written by `make generate` from Chart.yaml and values.yaml. -->"
+_OPTIONS = {
+    "pseudoreal": "--set operator.image.repository=REGISTRY/pseudoreal-operator"
+    " --set trainer.image.repository=REGISTRY/pseudoreal-trainer",
+    "pseudoreal-llama": "--set image=REGISTRY/pseudoreal-trainer:{version}",
+}
+"""Values without which the chart is refused, as options of Helm."""
 _DOCUMENTS = {
     "pseudoreal": "[Running the operator](../../docs/operations.md), [security](../../docs/security.md), "
     "[monitoring](../../docs/monitoring.md), [every field of a job](../../docs/manifest.md).",
@@ -66,9 +72,11 @@ def readme(chart: Path) -> str:
             _NOTE,
             "",
             f"{about['description']}. Kubernetes {about['kubeVersion'].removesuffix('-0')}. {_DOCUMENTS[name]}",
+            "No image is published yet; [how to build them](../../README.md#install-on-your-cluster).",
             "",
             "```sh",
-            f"helm install {name} charts/{name} --namespace {name} --create-namespace",
+            f"helm install {name} charts/{name} --namespace {name} --create-namespace \\",
+            f"  {_OPTIONS[name].format(version=about['appVersion'])}",
             "```",
             "",
             "## Values",

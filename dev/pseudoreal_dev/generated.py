@@ -1,4 +1,4 @@
-"""Checks generated files for staleness: the CustomResourceDefinition and its reference, and the charts' READMEs."""
+"""Checks generated files for staleness: the CustomResourceDefinition, its reference, charts' READMEs, the version."""
 
 from pseudoreal_api.publish import crd, reference
 
@@ -7,6 +7,7 @@ from pseudoreal_dev.demo.chart import CHART
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
+from pseudoreal_dev.release import version
 
 COPIES = (
     paths.REPOSITORY / "crds" / crd.FILE_NAME,
@@ -19,6 +20,7 @@ def check() -> None:
     """Raise DevError if a generated file is stale."""
     wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
+    wanted |= dict(version.stamped())
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if stale:
         names = ", ".join(str(path.relative_to(paths.REPOSITORY)) for path in stale)

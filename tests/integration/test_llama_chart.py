@@ -22,12 +22,13 @@ pytestmark = pytest.mark.integration
 Json = dict[str, Any]
 
 CHART = str(paths.REPOSITORY / "charts" / "pseudoreal-llama")
+IMAGE = "--set=image=registry.example/trainer:1"
 OWN_TEXT = ("--set=text.volume.configMap.name=mine", "--set=storage.className=fast")
 SMALL = ("--set=vocabularySize=300", "--set=steps.pseudo=2", "--set=steps.real=4", "--set=text.folder=/book")
 
 
 def template(*values: str) -> str:
-    return helm("template", llama.JOB, CHART, KUBE_VERSION, *values)
+    return helm("template", llama.JOB, CHART, KUBE_VERSION, IMAGE, *values)
 
 
 def rendered(*values: str) -> list[Json]:
@@ -53,7 +54,7 @@ def restricted(admin: client.ApiClient) -> Iterator[str]:
 def test_the_api_server_accepts_the_llama_chart(
     values: tuple[str, ...], kubectl: Kubectl, restricted: str, tmp_path: Path
 ) -> None:
-    helm("lint", "--strict", KUBE_VERSION, CHART, *values)
+    helm("lint", "--strict", KUBE_VERSION, CHART, IMAGE, *values)
     (tmp_path / "all.yaml").write_text(template(f"--namespace={restricted}", *values))
     done = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(tmp_path / "all.yaml"))
     assert done.returncode == 0, done.stderr
@@ -67,6 +68,11 @@ def test_the_api_server_accepts_the_llama_chart(
 def test_the_llama_chart_rejects_invalid_values(value: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         rendered(f"--set={value}")
+
+
+def test_without_an_image_the_llama_chart_says_how_to_build_it() -> None:
+    with pytest.raises(AssertionError, match="docker build --target trainer --tag REGISTRY/pseudoreal-trainer:"):
+        helm("template", llama.JOB, CHART, KUBE_VERSION)
 
 
 def test_each_step_of_the_llama_chart_reads_the_folder_of_the_step_before() -> None:

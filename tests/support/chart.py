@@ -15,6 +15,8 @@ NAMESPACE = "operators"
 WIDE = f"{NAMESPACE}.{RELEASE}"
 """Name of objects outside the release's namespace, or without a namespace."""
 KUBE_VERSION = "--kube-version=1.34.4"
+IMAGES = tuple(f"--set={part}.image.repository=registry.example/{part}" for part in ("operator", "trainer"))
+"""Values without which the chart is refused, as no image is published."""
 
 
 def helm(*arguments: str) -> str:
@@ -25,7 +27,7 @@ def helm(*arguments: str) -> str:
 
 
 def render(*values: str) -> list[Json]:
-    text = helm("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", KUBE_VERSION, *values)
+    text = helm("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", KUBE_VERSION, *IMAGES, *values)
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -39,6 +39,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def how_to_install(extra: str) -> str:
+    """Return a sentence. It names files, because nothing by the project's name is published on an index of packages."""
+    return (
+        f"run pip install '.[{extra}]' in a checkout, or pip install 'FILE[{extra}]' with the wheel file of a release"
+    )
+
+
 @contextmanager
 def from_extra(extra: str) -> Iterator[None]:
     """Turn the ModuleNotFoundError of an import in the context into an InvalidJobError that names the extra to
@@ -47,5 +54,5 @@ def from_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise InvalidJobError(
-            f"the Python package {error.name} is not installed, which this needs: pip install 'pseudoreal[{extra}]'"
+            f"the Python package {error.name} is not installed, which this needs; {how_to_install(extra)}"
         ) from error

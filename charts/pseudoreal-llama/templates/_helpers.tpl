@@ -1,5 +1,9 @@
 {{- define "llama.image" -}}
-{{ .Values.image | default (printf "pseudoreal/trainer:%s" .Chart.AppVersion) }}
+{{- if not .Values.image }}
+{{- $image := printf "REGISTRY/pseudoreal-trainer:%s" .Chart.AppVersion }}
+{{- fail (printf "\nimage is empty, and this chart knows no published image of version %s.\nBuild the trainer's in a checkout, push it to a registry of yours, and name it:\n\n  docker build --target trainer --tag %s . && docker push %s\n  helm upgrade --install %s ... --set image=%s\n" .Chart.AppVersion $image $image .Release.Name $image) }}
+{{- end }}
+{{- .Values.image }}
 {{- end }}
 
 {{- define "llama.labels" -}}

@@ -29,9 +29,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
 {{- end }}
 
-{{- /* An image reference; call with (list $ .Values.operator.image). */ -}}
+{{- /* Refuses values without images. The defaults of release 0.3.0, which --reuse-values brings back, are names of an account of
+Docker Hub that is not ours: whoever gets it would run code with the operator's rights. */ -}}
+{{- define "pseudoreal.requireImages" -}}
+{{- $missing := list }}{{ $commands := list }}{{ $options := list }}
+{{- range $part := list "operator" "trainer" }}
+{{- $repository := (index $.Values $part).image.repository }}
+{{- if or (not $repository) (hasPrefix "pseudoreal/" $repository) }}
+{{- $image := printf "REGISTRY/pseudoreal-%s" $part }}
+{{- $missing = append $missing (printf "%s.image.repository is %q" $part $repository) }}
+{{- $tagged := printf "%s:%s" $image $.Chart.AppVersion }}
+{{- $commands = append $commands (printf "docker build --target %s --tag %s . && docker push %s" $part $tagged $tagged) }}
+{{- $options = append $options (printf "--set %s.image.repository=%s" $part $image) }}
+{{- end }}
+{{- end }}
+{{- if $missing }}
+{{- fail (printf "\n%s, and this chart knows no published image of version %s.\nBuild what is missing in a checkout, push it to a registry of yours, and name it:\n\n  %s\n  helm upgrade --install %s ... %s\n" (join ", " $missing) $.Chart.AppVersion (join "\n  " $commands) $.Release.Name (join " " $options)) }}
+{{- end }}
+{{- end }}
+
+{{- /* The reference of an image; call with (list $ "operator"). */ -}}
 {{- define "pseudoreal.image" -}}
-{{- $root := index . 0 }}{{ $image := index . 1 -}}
+{{- $root := index . 0 }}{{ include "pseudoreal.requireImages" $root }}{{ $image := (index $root.Values (index . 1)).image -}}
 {{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
 {{- else }}{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end }}

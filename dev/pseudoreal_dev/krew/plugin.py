@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import io
 import tarfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from pseudoreal_dev.machine import paths
+from pseudoreal_dev.release import version
 
 Json = dict[str, Any]
 
@@ -57,7 +57,7 @@ def manifest(url: str, homepage: str, packed: bytes) -> Json:
         "kind": "Plugin",
         "metadata": {"name": "pseudoreal"},
         "spec": {
-            "version": f"v{version()}",
+            "version": f"v{version.semantic(version.read())}",
             "homepage": homepage,
             "shortDescription": "Show and change pseudo-to-real training jobs",
             "description": _DESCRIPTION,
@@ -65,11 +65,6 @@ def manifest(url: str, homepage: str, packed: bytes) -> Json:
             "platforms": [platform],
         },
     }
-
-
-def version() -> str:
-    with (paths.REPOSITORY / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["version"])
 
 
 def archive() -> bytes:

@@ -14,11 +14,12 @@ import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.release.version import read, semantic
 from pseudoreal_operator.cluster.lease import IS_LEADER, LEADER_LABEL
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.support import chart
-from tests.support.chart import KUBE_VERSION, RELEASE, WIDE, find, render
+from tests.support.chart import IMAGES, KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.unit.operator.manifests.support.rendered import TRAIN, rendered
@@ -72,7 +73,7 @@ MONITORED = (
     ],
 )
 def test_helm_lint_passes(values: tuple[str, ...]) -> None:
-    chart.helm("lint", "--strict", KUBE_VERSION, str(chart.CHART), *values)
+    chart.helm("lint", "--strict", KUBE_VERSION, str(chart.CHART), *IMAGES, *values)
     assert render(*values)
 
 
@@ -329,13 +330,36 @@ def _restricted(pod: Json) -> Iterator[str]:
     yield from (field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
 
 
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        ((), ("operator", "trainer")),
+        (IMAGES[:1], ("trainer",)),
+        ((IMAGES[1], "--set=operator.image.repository=pseudoreal/operator"), ("operator",)),
+    ],
+    ids=["none", "the operator's alone", "the default of release 0.3.0, as --reuse-values keeps it"],
+)
+def test_without_images_the_chart_says_how_to_build_them(values: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    with pytest.raises(AssertionError) as refused:
+        chart.helm("template", RELEASE, str(chart.CHART), KUBE_VERSION, *values)
+    said = str(refused.value)
+    assert re.findall(r"(\w+)\.image\.repository is ", said) == [*missing]
+    assert re.findall(r"docker build --target (\S+) --tag (\S+) \. && docker push (\S+)", said) == [
+        (part, *[f"REGISTRY/pseudoreal-{part}:{semantic(read())}"] * 2) for part in missing
+    ]
+    (options,) = re.findall(r"helm upgrade --install pseudoreal \.\.\. (.*)", said)
+    assert render(*options.replace("REGISTRY", "mine.example").replace("--set ", "--set=").split()), (
+        "what it says helps"
+    )
+
+
 def test_an_image_can_be_given_by_digest() -> None:
     digest = f"sha256:{'a' * 64}"
     documents = render(*(f"--set={part}.image.digest={digest}" for part in ("operator", "trainer")))
-    assert container(documents)["image"] == f"pseudoreal/operator@{digest}"
-    assert environment(documents)["PSEUDOREAL_TRAINER_IMAGE"] == f"pseudoreal/trainer@{digest}"
+    assert container(documents)["image"] == f"registry.example/operator@{digest}"
+    assert environment(documents)["PSEUDOREAL_TRAINER_IMAGE"] == f"registry.example/trainer@{digest}"
     (test,) = find(documents, "Pod", "pseudoreal-test")["spec"]["containers"]
-    assert test["image"] == f"pseudoreal/operator@{digest}"
+    assert test["image"] == f"registry.example/operator@{digest}"
 
 
 def test_cert_manager_can_issue_the_certificate() -> None:
@@ -382,7 +406,8 @@ def test_the_api_server_takes_the_policies_that_allow_all(kubectl: Kubectl) -> N
 def test_two_releases_in_different_namespaces_share_only_the_crd() -> None:
     def made(namespace: str) -> set[tuple[str, str, str]]:
         values = ("--set=watchNamespaces={team}", *MONITORED)
-        text = chart.helm("template", RELEASE, str(chart.CHART), f"--namespace={namespace}", KUBE_VERSION, *values)
+        where = (f"--namespace={namespace}", KUBE_VERSION)
+        text = chart.helm("template", RELEASE, str(chart.CHART), *where, *IMAGES, *values)
         metadata = [(d["kind"], d["metadata"]) for d in yaml.safe_load_all(text) if d]
         return {(kind, one.get("namespace", ""), one["name"]) for kind, one in metadata}
 
@@ -425,7 +450,8 @@ def release(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Callable[
     where = [f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={cluster.namespace}"]
 
     def upgrade(*values: str) -> None:
-        chart.helm("upgrade", "--install", RELEASE, str(chart.CHART), "--set=crds.install=false", *where, *values)
+        given = ("--set=crds.install=false", *IMAGES, *values)
+        chart.helm("upgrade", "--install", RELEASE, str(chart.CHART), *where, *given)
 
     yield upgrade
     chart.helm("uninstall", RELEASE, "--no-hooks", *where)

@@ -13,6 +13,10 @@ from pseudoreal_dev.machine.errors import DevError
 
 REQUIREMENTS = sorted((paths.REPOSITORY / "requirements").glob("*.txt"))
 DIGEST = f"sha256:{'a' * 64}"
+FOREIGN = re.compile(
+    r"(?<![\w./-])pseudoreal/(?:operator|trainer)\b[:@\s\"'`]|pip install '?pseudoreal\b|'pseudoreal\["
+)
+"""Names of registries that anybody may claim: an account of Docker Hub, and a project on the Python index."""
 INSTALLS = re.compile(r"\bpip install\b|\$\(call UV_INSTALL,")
 
 
@@ -42,6 +46,21 @@ def test_nothing_is_installed_without_its_hash(name: str) -> None:
         assert "PROJECT = --no-deps --build-constraints requirements/build.txt --editable ." in found
     assert installs
     assert not [line for line in installs if "--require-hashes" not in line and "$(PROJECT)" not in line]
+
+
+def test_names_that_others_may_claim_are_not_used() -> None:
+    parts = ("charts", "docs", "examples", "crds", "operator", "trainer", "dev/pseudoreal_dev")
+    files = [*paths.REPOSITORY.glob("*.md"), *(file for part in parts for file in (paths.REPOSITORY / part).rglob("*"))]
+    texts = {file: file.read_text() for file in files if file.suffix in {".md", ".yaml", ".py", ".tpl", ".txt", ".sh"}}
+    found = {str(file): match[0] for file, text in texts.items() if (match := FOREIGN.search(text))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["image: pseudoreal/operator:1", "pip install 'pseudoreal[data]'", "pip install pseudoreal"]
+)
+def test_such_names_are_found(text: str) -> None:
+    assert FOREIGN.search(text)
 
 
 def test_what_builds_the_project_is_among_the_constraints() -> None:

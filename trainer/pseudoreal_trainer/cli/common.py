@@ -10,6 +10,8 @@ from typing import IO, Any, NamedTuple
 import click
 from pseudoreal_api.wire.messages import ExitCode
 
+from pseudoreal_trainer.errors import how_to_install
+
 _CLIENT = "pseudoreal_client"
 
 
@@ -90,5 +92,5 @@ def load(path: str, command: str) -> Any:
             raise
         extra = "client" if module.startswith(_CLIENT) else "trainer"
         raise CommandError(
-            f"pseudoreal {command} needs {missing}, which is not installed; pip install 'pseudoreal[{extra}]'"
+            f"pseudoreal {command} needs {missing}, which is not installed; {how_to_install(extra)}"
         ) from error

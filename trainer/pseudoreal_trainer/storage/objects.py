@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.errors import TrainingError, how_to_install
 from pseudoreal_trainer.storage.path import SCHEME, ObjectPath
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
@@ -219,7 +219,7 @@ def _asking(path: ObjectPath) -> Iterator[Any]:
             raise _unavailable(path, error) from error
         raise
     except ImportError as error:
-        raise StorageUnavailable(f"{path} needs the packages of pseudoreal[s3], which are not installed") from error
+        raise StorageUnavailable(f"{path} needs packages that are not installed; {how_to_install('s3')}") from error
     except Exception as error:
         raise _unavailable(path, error) from error
 

@@ -40,7 +40,7 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     program += "from pseudoreal_trainer.cli.command import main\nmain(['sample', 'folder'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'pseudoreal[trainer]'" in done.stderr
+    assert "pip install '.[trainer]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -71,7 +71,8 @@ def test_a_command_for_a_cluster_in_a_pod_names_the_missing_package(arguments: l
     done = in_a_pod(*arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"pseudoreal {arguments[0]} needs pseudoreal_client, which is not installed; pip install 'pseudoreal[client]'\n"
+        f"pseudoreal {arguments[0]} needs pseudoreal_client, which is not installed; run pip install '.[client]' in a"
+        " checkout, or pip install 'FILE[client]' with the wheel file of a release\n"
     )
 
 

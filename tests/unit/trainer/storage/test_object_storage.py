@@ -468,5 +468,5 @@ def test_object_storage_without_its_packages_names_them(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # fsspec may have found it already.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    with pytest.raises(StorageUnavailable, match=r"needs the packages of pseudoreal\[s3\], which are not installed"):
+    with pytest.raises(StorageUnavailable, match=r"needs packages that are not installed; run pip install '\.\[s3\]'"):
         ObjectStorage(ObjectPath("s3://bucket")).exists()

@@ -218,7 +218,7 @@ class TestFiles:
 
     def test_a_missing_package_is_named(self, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "tokenizers", None)
-        with pytest.raises(InvalidJobError, match=r"tokenizers is not installed.*pip install 'pseudoreal\[data\]'"):
+        with pytest.raises(InvalidJobError, match=r"tokenizers is not installed.*pip install '\.\[data\]'"):
             load_tokenizer(tokenizer_folder)
 
 
