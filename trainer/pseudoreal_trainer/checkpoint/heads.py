@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Head, Manifest
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, READABLE_VERSIONS, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import head_in, is_end, manifest_in
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.files import FileStorage
@@ -28,9 +28,7 @@ _BEGINNING_BYTES, _ENDING_BYTES = 1 << 14, 16
 """Bytes at the start and at the end of a manifest that are read first. A head has 2 to 3 KB; with a measurement of
 experts, more than `_BEGINNING_BYTES`."""
 NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
-_FOR_EARLIER = (
-    "finish the job with the release that wrote it, 0.3 or earlier, or begin anew in a new job or work directory"
-)
+_FOR_EARLIER = "finish the job with the release that wrote it, before 0.3, or begin anew in a new job or work directory"
 _FOR_LATER = "use the release that wrote it, or move the checkpoint away to go on from the one before"
 
 log = structlog.get_logger()
@@ -170,8 +168,9 @@ def _refuse_other_version(folder: StoragePath, text: bytes) -> None:
         version = json.loads(text)["formatVersion"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return
-    if isinstance(version, int) and version != FORMAT_VERSION:
+    if isinstance(version, int) and version not in READABLE_VERSIONS:
         remedy = _FOR_EARLIER if version < FORMAT_VERSION else _FOR_LATER
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise TrainingError(
-            f"{folder / MANIFEST} has format version {version}, and this release reads {FORMAT_VERSION}; {remedy}"
+            f"{folder / MANIFEST} has format version {version}, and this release reads {readable}; {remedy}"
         )

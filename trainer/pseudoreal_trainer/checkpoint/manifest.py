@@ -9,14 +9,17 @@ from pseudoreal_api.base import ApiModel, DnsLabel
 from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pseudoreal_trainer.checkpoint import format_4
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name
 
 FORMAT_VERSION: Literal[5] = 5
-"""Version of the manifest format; the only version written and read."""
+"""Version of the format that is written."""
+READABLE_VERSIONS = range(format_4.VERSION, FORMAT_VERSION + 1)
+"""Versions of the format that are read. Each has a reader, and checkpoints in tests/data/checkpoints."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Patterns of the names of a rank's two files; the argument is the number of the rank."""
 
@@ -32,7 +35,11 @@ def checkpoint_name(phase: str, step: int) -> str:
 def entry_name(tensor: str, kind: Kind, begin: int, *, is_alone: bool) -> str:
     """Return the entry name, in a rank's file, of the part of a tensor that starts at element `begin`. `is_alone`:
     True if the file has only one part of the tensor; with groups of experts, the file may have several."""
-    name = tensor if is_alone else f"{tensor}.from-{begin}"
+    return of_kind(tensor if is_alone else f"{tensor}.from-{begin}", kind)
+
+
+def of_kind(name: str, kind: Kind) -> str:
+    """Return the entry name of the vector of this kind."""
     return name if kind == "weights" else f"{name}.{kind}"
 
 
@@ -166,6 +173,9 @@ class Head(ApiModel):
 
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
     format_version: Literal[5] = FORMAT_VERSION
+    files_version: Literal[4] | None = Field(
+        None, description="Version of the format of the files, if they are older than the manifest."
+    )
     job: JobIdentity
     execution: int
     phase: DnsLabel
@@ -201,6 +211,12 @@ class Head(ApiModel):
     updates: Updates = Updates(others=0, blocks=0)
     skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_version_4(cls, given: Any) -> Any:
+        is_old = isinstance(given, dict) and given.get("formatVersion") == format_4.VERSION
+        return format_4.as_version_5(given) if is_old else given
 
     def revised(self, **fields: Any) -> Self:
         """Return a copy with other values in these fields. Raises ValidationError for an unknown field or a wrong

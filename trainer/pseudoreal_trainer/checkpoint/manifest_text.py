@@ -18,8 +18,8 @@ byte for byte the output of pydantic for the whole manifest with an indentation 
      }
     }
 
-A manifest in any other layout is parsed as a whole. A JSON string contains no line break, so the markers below match
-only at their own places.
+A manifest in any other layout, or of an earlier version, is parsed as a whole. A JSON string contains no line break, so
+the markers below match only at their own places.
 """
 
 import json
@@ -27,8 +27,9 @@ import json
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from pseudoreal_trainer.checkpoint.manifest import FileDigest, FileName, Head, Manifest, StoredTensor
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, FileName, Head, Manifest, StoredTensor
 
+_BEGINNING = f'{{\n "format": "pseudoreal checkpoint",\n "formatVersion": {FORMAT_VERSION},'
 _TENSORS, _FILES, _END = ',\n "tensors": {', ',\n "files": {', "\n}"
 _FILES_TYPE = TypeAdapter(dict[FileName, FileDigest])
 
@@ -70,9 +71,9 @@ def is_end(text: bytes) -> bool:
 
 
 def _by_parts(text: bytes) -> Manifest | None:
-    """Return the manifest; None if the text has another layout. Raises ValueError."""
+    """Return the manifest; None if the text has another layout or version. Raises ValueError."""
     begin, end = text.find(_TENSORS.encode()), text.rfind(_FILES.encode())
-    if begin < 0 or end < begin or not is_end(text):
+    if not text.startswith(_BEGINNING.encode()) or begin < 0 or end < begin or not is_end(text):
         return None
     tensors = _tensors_in(text[begin + len(_TENSORS) : end])
     if tensors is None:

@@ -31,7 +31,7 @@ def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> M
         name: StoredTensor(shape=part.shape, dtype=source.dtype, pieces=[Piece(file=0, begin=0, end=part.end)])
         for name, part in parts.items()
     }
-    return source.manifest.revised(link=None, files=files, tensors=tensors)
+    return source.manifest.revised(link=None, files=files, tensors=tensors, files_version=None)
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Part:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pseudoreal_trainer.checkpoint import format_4
 from pseudoreal_trainer.checkpoint.manifest import (
     MOMENTS_FILE,
     WEIGHTS_FILE,
@@ -17,6 +18,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
     Manifest,
     StoredTensor,
     entry_name,
+    of_kind,
 )
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.checkpoint.visibility import open_when_visible
@@ -78,7 +80,7 @@ class Reader:
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
         divisors = self._divisors(name, kind)
-        if divisors == [0]:
+        if not any(divisors):
             out[:] = 0
             return out
         pieces_of = Counter(piece.file for piece in tensor.pieces)
@@ -86,11 +88,17 @@ class Reader:
             first, last = max(begin, piece.begin), min(end, piece.end)
             if first < last:
                 file, found = self._file(kind, piece.file), out[first - begin : last - begin]
-                entry = entry_name(source, kind, piece.begin, is_alone=pieces_of[piece.file] == 1)
+                if self.manifest.files_version == format_4.VERSION and are_experts(source):
+                    entry = of_kind(format_4.entry_name(source, piece.begin // prod(tensor.shape[1:])), kind)
+                else:
+                    entry = entry_name(source, kind, piece.begin, is_alone=pieces_of[piece.file] == 1)
                 file.read_into(entry, first - piece.begin, found)
         for number, elements in by_expert(begin, end, prod(tensor.shape) // len(divisors)):
-            if divisors[number] != 1:
-                out[elements.start - begin : elements.stop - begin] /= divisors[number]
+            part, divisor = out[elements.start - begin : elements.stop - begin], divisors[number]
+            if divisor == 0:
+                part[:] = 0
+            elif divisor != 1:
+                part /= divisor
         return out
 
     def chunks(self, name: str, kind: Kind, begin: int, end: int) -> Iterator[Array]:

@@ -209,9 +209,8 @@ class Saver:
         assert start is not None, (
             "`_start_restating` is called only if the manifest has the name of the resumed checkpoint"
         )
-        manifest = manifest.revised(
-            tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
-        )
+        kept = {"tensors", "files", "files_version", "link", "delinked", "parent"}
+        manifest = manifest.revised(**{name: getattr(start, name) for name in kept})
         return self._thread.submit(lambda: self._commit_on_all_ranks(manifest))
 
     @property

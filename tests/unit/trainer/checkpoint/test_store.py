@@ -142,7 +142,7 @@ def test_a_manifest_that_is_no_json_counts_as_not_committed(store: CheckpointSto
     ("version", "remedy"),
     [
         (2, "finish the job with the release that wrote it"),
-        (4, "finish the job with the release that wrote it"),
+        (3, "finish the job with the release that wrote it, before 0.3"),
         (6, "use the release that wrote it"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_manifest_of_another_release_is_refused_not_passed_over(
         _save(store, step)
     path = _folder(store) / "pseudo-00000002" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": version}))
-    says = rf"pseudo-00000002/manifest.json has format version {version}, and this release reads 5; {remedy}"
+    says = rf"pseudo-00000002/manifest.json has format version {version}, and this release reads 4 and 5; {remedy}"
     with pytest.raises(TrainingError, match=says):
         store.newest("pseudo")
 
