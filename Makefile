@@ -35,7 +35,7 @@ venv: .venv/all ## Make .venv with everything: operator, trainer, tools
 
 .PHONY: demo
 # DEMO=llama judges the exported model with torch and transformers.
-demo: .venv/tools $(if $(filter llama,$(DEMO)),.venv/all) ## Train the quickstart, or DEMO=llama, on a real Kubernetes on this machine (or on KUBE_CONTEXT=name)
+demo: .venv/tools $(if $(filter llama,$(DEMO)),.venv/all) ## Train the quickstart, or DEMO=llama, on kind, minikube, k3d or a Kubernetes of its own (or on KUBE_CONTEXT=name)
 	@$(BIN)/python -m pseudoreal_dev demo $(DEMO)
 
 .PHONY: cluster-up cluster-down cluster-status images
