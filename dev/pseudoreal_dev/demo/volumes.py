@@ -16,7 +16,7 @@ def create_host_volume(kubernetes: Kubernetes, claim: str, storage: str) -> Path
     folder.chmod(0o777)
     kubernetes.run("delete", "persistentvolume", claim, "--ignore-not-found")
     spec = {
-        "accessModes": ["ReadWriteMany"],
+        "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
         "capacity": {"storage": storage},
         "hostPath": {"path": str(folder), "type": "Directory"},
         "claimRef": {"namespace": NAMESPACE, "name": claim},
