@@ -19,6 +19,18 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- /* Claims that are ReadWriteOnce have their volumes on one node at a time: then all pods of the release, whichever
+starts first, are on that node. */ -}}
+{{- define "llama.affinity" -}}
+{{- if eq .Values.storage.accessMode "ReadWriteOnce" }}
+affinity:
+  podAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+    - labelSelector: {matchLabels: {app.kubernetes.io/name: {{ .Chart.Name }}, app.kubernetes.io/instance: {{ .Release.Name }}}}
+      topologyKey: kubernetes.io/hostname
+{{- end }}
+{{- end }}
+
 {{- /* A Job with the trainer's image that runs files/NAME.sh, with the claim of the data at /data; call with a dict: root,
 name, env, requests, deadline in seconds or nothing, and folder and source of another volume, which it only reads, or nothing. */ -}}
 {{- define "llama.job" -}}
@@ -39,6 +51,7 @@ spec:
     spec:
       restartPolicy: Never
       nodeSelector: {kubernetes.io/os: linux}
+      {{- include "llama.affinity" .root | trim | nindent 6 }}
       automountServiceAccountToken: false
       enableServiceLinks: false
       securityContext:

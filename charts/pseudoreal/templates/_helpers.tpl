@@ -144,5 +144,6 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 {{- end }}
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  # list: why a claim for which pods wait has no volume, which only its events say.
+  verbs: [create, list]
 {{- end }}

@@ -16,8 +16,9 @@ class ClaimTemplate(ApiModel):
     spec: dict[str, Any] = Field(
         {},
         description="spec is the spec of a PersistentVolumeClaim. Where it says nothing of accessModes, they are"
-        " ReadWriteMany (ReadWriteOnce if no phase has more than one worker); where it asks for no storage, the claim"
-        " asks for twice what the checkpoints that are kept need.",
+        " ReadWriteOnce, with which all pods of an execution run on one node, or ReadWriteMany if a phase has several"
+        " workers and the job asks for GPUs or other devices, a gang, a topology or hostNetwork; where it asks for no"
+        " storage, the claim asks for twice what the checkpoints that are kept need.",
         json_schema_extra=CLAIM_SPEC,
     )
 

@@ -139,6 +139,11 @@ class Api:
             while items:
                 yield items.pop()
 
+    async def first_of(self, kind: str, namespace: str, fields: str, most: int) -> list[Json]:
+        """Return at most `most` of the objects that a field selector selects."""
+        request = kubernetes_requests.list_of(kind, namespace, fields=fields).page(most, None)
+        return (await self._json(request, MOST_PAGE_BYTES)).get("items") or []
+
     async def is_listed(self, kind: str, namespace: str, name: str) -> bool:
         """Return whether a list has the object, even if the object is beyond the bounds."""
         request = kubernetes_requests.list_of(kind, namespace, name=name).page(1, None)

@@ -1,14 +1,29 @@
 """Blockers: Kubernetes' reasons why pods do not start yet, with remedies. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from pseudoreal_operator.manifests.objects import claim_manifest
+from pseudoreal_operator.lifecycle.claims import (
+    claims_that_cannot_bind,
+    one_node_sentence,
+    unbound_claims,
+    volume_elsewhere_sentence,
+)
 from pseudoreal_operator.observe.view import Blocker, ChildJob, Pod, PodPhase, View
 
-_MANY = "ReadWriteMany"
-_NOT_BOUND = ("unbound immediate persistentvolumeclaims", "volumebinding", "persistent volumes to bind")
+_NOT_BOUND = (
+    "unbound immediate persistentvolumeclaims",
+    "volumebinding",
+    "persistent volumes to bind",
+    'persistentvolumeclaim "',
+)
 """Phrases, in lower case, of the scheduler's messages about pods that wait for a volume."""
+_TIED = (
+    "pod affinity rules",
+    "readwriteoncepod",
+    "persistentvolume's node affinity",
+    "volume node affinity conflict",  # before Kubernetes 1.34
+)
+"""Phrases, in lower case, of its messages about pods whose volume one pod, one node, or only some nodes can have."""
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"
 _REMEDIES = {
@@ -24,27 +39,23 @@ _REMEDIES = {
 
 
 def find_blocker(view: View) -> Blocker | None:
-    """Return the blocker of the present execution's pods, with facts about the job's claim; None if there is none."""
+    """Return the blocker of the present execution's pods, with facts about the claims that they mount; None if there
+    is none. A claim that cannot bind is one before the scheduler says so: it may wait ten minutes for a volume."""
     found = describe_blocker(view.pods)
-    if found is None or not any(words in found.message.lower() for words in _NOT_BOUND):
-        return found
-    return replace(found, message=f"{found.message}{_on_the_claim(view)}")
+    if found is None:
+        stuck = claims_that_cannot_bind(view) if view.unplaced_pods else []
+        return Blocker("ClaimPending", f"The pods get no node. {' '.join(stuck)}") if stuck else None
+    because = _on_claims(view, found.message.lower())
+    return describe_blocker(view.pods, because) if because else found
 
 
-def _on_the_claim(view: View) -> str:
-    """Return a sentence on the claim created for the job if the claim must be mounted by several nodes; else an empty
-    text. The operator cannot check this: it reads no object with the capabilities of a storage class."""
-    claim = claim_manifest(view.observed.job)
-    if claim is None or _MANY not in claim["spec"].get("accessModes", ()):
-        return ""
-    name = claim["metadata"]["name"]
-    storage = claim["spec"].get("storageClassName") or "the cluster's default"
-    return (
-        f" Claim {name} asks for {_MANY}, as pods on several nodes write checkpoints, and many storage classes have no"
-        f" such volumes; its class is {storage}. If kubectl describe pvc {name} -n {view.metadata.namespace} says so,"
-        " make the job anew with spec.checkpoint.storage.volume.claimTemplate.spec.storageClassName of a class that has"
-        " them, or with spec.checkpoint.storage.type ObjectStorage."
-    )
+def _on_claims(view: View, said: str) -> list[str]:
+    """Return sentences on the claims behind a message of the scheduler, in lower case."""
+    if any(words in said for words in _NOT_BOUND):
+        return unbound_claims(view)
+    tied = any(words in said for words in _TIED)
+    sentence = (one_node_sentence(view) or volume_elsewhere_sentence(view)) if tied else None
+    return [sentence] if sentence else []
 
 
 def why_queued(job: ChildJob, queue: str | None) -> str:
@@ -58,18 +69,17 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
     )
 
 
-def describe_blocker(pods: Sequence[Pod]) -> Blocker | None:
-    """Return the blocker of the first blocked pod, in a sentence with a remedy; None if no pod is blocked."""
+def describe_blocker(pods: Sequence[Pod], because: Sequence[str] = ()) -> Blocker | None:
+    """Return the blocker of the first blocked pod, in a sentence with a remedy; None if no pod is blocked. `because`:
+    sentences on the cause, with its own remedy."""
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.blocker]
     if not blocked:
         return None
     pod, blocker = blocked[0], blocked[0].blocker
     assert blocker is not None, "`blocked` holds only pods with a blocker"
     others = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
-    remedy = _REMEDIES.get(blocker.reason, "it may pass by itself")
     said = f": {blocker.message}".rstrip(". ") if blocker.message else ""
-    return Blocker(
-        blocker.reason or "Waiting",
-        f"Pod {pod.name}{others} cannot start: {blocker.reason}{said}. What to do: {remedy}"
-        f" (kubectl describe pod {pod.name}).",
-    )
+    remedy = _REMEDIES.get(blocker.reason, "it may pass by itself")
+    what_to_do = " ".join(because) or f"What to do: {remedy} (kubectl describe pod {pod.name})."
+    text = f"Pod {pod.name}{others} cannot start: {blocker.reason}{said}. {what_to_do}"
+    return Blocker(blocker.reason or "Waiting", text)

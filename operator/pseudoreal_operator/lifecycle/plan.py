@@ -211,7 +211,8 @@ def _manifests_to_create(view: View, decision: Decision, settings: Settings) -> 
     if any(child.execution == execution for child in view.observed.jobs):
         # The Job is created last, so all other children exist.
         return manifests
-    return [*manifests, *children(view.observed.job, decision.children, decision.status, settings)]
+    made = children(view.observed.job, decision.children, decision.status, settings, view.observed.claims)
+    return [*manifests, *made]
 
 
 def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
@@ -338,6 +339,10 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
         yield (moment - view.now).total_seconds()
     if not have_all_started(view):
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
+    if view.unplaced_pods and any(claim.is_unbound for claim in view.observed.claims):
+        # Claims are not watched. Each wait is as long as all earlier ones together.
+        waited = (view.now - startup_deadline(view, 0)).total_seconds()
+        yield min(max(BLOCKED_SECONDS, waited), MOST_BLOCKED_SECONDS)
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_hang(view)) is not None:
         # A clock runs out only beyond its limit (waited > allowed), not exactly at its limit.
         yield wait + _MOMENT_SECONDS

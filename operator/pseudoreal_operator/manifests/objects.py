@@ -7,6 +7,8 @@ execution gets a new object.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pseudoreal_api.base import API_VERSION, KIND
@@ -39,21 +41,26 @@ from pseudoreal_operator.failures.classify import allowed_restarts_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.exclusion import excluded_nodes
 from pseudoreal_operator.manifests.network import rendezvous_port
-from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.manifests.overlay import HOSTNAME, merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
 from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
+from pseudoreal_operator.observe.claims import Claim, are_for_one_node
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, job_at_size, last_steps_of
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
 
 
-def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
+def children(
+    job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings, claims: Sequence[Claim] = ()
+) -> list[Json]:
     """Return the children of a stage in the order of their creation. The Job is last, so that all other children exist
     if the Job exists. The number of the execution, the number of workers and the nodes to avoid come from the
-    status."""
+    status. `claims`: known claims that the pods mount; a claim that the operator has yet to create is as its manifest
+    says."""
+    on_one_node = stays_on_one_node(job, claims)
     job = job_at_size(job, status, stage)
-    plan = _pod_plan(job, stage, status, settings)
+    plan = replace(_pod_plan(job, stage, status, settings), on_one_node=on_one_node)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
     if plan.has_rendezvous:
         made.append(_secret(job))
@@ -70,6 +77,19 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
     if annotations:
         made[-1]["metadata"]["annotations"] = annotations
     return made
+
+
+def stays_on_one_node(job: PseudoRealJob, claims: Sequence[Claim]) -> bool:
+    """Return whether a claim that the pods mount keeps them on one node. A volume follows the pods of an execution to
+    another node, or its own node affinity holds them, so nothing keeps executions together."""
+    made, exists = (
+        claim_manifest(job),
+        any(claim.name == claim_name(job.metadata.name) for claim in claims if claim.modes),
+    )
+    modes = [claim.modes for claim in claims]
+    if made is not None and not exists:
+        modes.append(tuple(made["spec"].get("accessModes") or ()))
+    return any(map(are_for_one_node, modes))
 
 
 def network_children(job: PseudoRealJob, settings: Settings) -> list[Json]:
@@ -228,13 +248,38 @@ def _metadata(job: PseudoRealJob, volume: VolumeStorage) -> Json:
 
 def _claim_spec(spec: PseudoRealJobSpec, volume: VolumeStorage) -> Json:
     """Return the user's claim template, completed with the needs of the job."""
-    many = any(phase.workers > 1 for phase in spec.phases)
     needed: Json = {
-        "accessModes": ["ReadWriteMany" if many else "ReadWriteOnce"],
+        "accessModes": ["ReadWriteMany" if needs_nodes(spec) else "ReadWriteOnce"],
         "resources": {"requests": {"storage": claim_size(spec)}},
     }
     wanted: Json = merge(needed, volume.claim_template.spec if volume.claim_template else {})
     return wanted
+
+
+def needs_nodes(spec: PseudoRealJobSpec) -> bool:
+    """Return whether the spec shows that the workers of a phase need several nodes: they ask for devices such as GPUs,
+    of which a node has few, or the spec says how they share nodes. The operator reads no nodes, so it cannot count
+    what a node has."""
+    network, topology, gang = spec.network, spec.scheduling.topology, spec.scheduling.gang
+    if not any(phase.workers > 1 for phase in spec.phases):
+        return False
+    if network.host_network or network.rdma_resource or gang.policy != "None":
+        return True
+    if topology and topology.key != HOSTNAME:
+        return True
+    return any(_asks_for_devices(spec, phase) for phase in spec.phases if phase.workers > 1)
+
+
+def _asks_for_devices(spec: PseudoRealJobSpec, phase: Phase) -> bool:
+    """Return whether a worker of the phase asks for devices, by its resources or by the user's pod template."""
+    asked = [phase.resources.to_dict()]
+    pod = pod_of(spec, phase).template.get("spec")
+    if isinstance(pod, dict):
+        if pod.get("resourceClaims"):
+            return True
+        asked += [container.get("resources") or {} for container in pod.get("containers") or []]
+    amounts = (one.get(kind) or {} for one in asked for kind in ("limits", "requests"))
+    return any("/" in name for names in amounts for name in names)
 
 
 def is_isolated(job: PseudoRealJob) -> bool:

@@ -48,15 +48,24 @@ def without_nulls(overlay: Any) -> Any:
 
 
 def with_placement(
-    spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], topology: Topology | None
+    spec: Json,
+    labels: dict[str, str],
+    *,
+    one_per_node: bool,
+    one_node: bool,
+    avoid: Sequence[str],
+    topology: Topology | None,
 ) -> Json:
     """Return the pod spec with the operator's own placement terms beside the user's. `labels`: labels of the pods;
-    `avoid`: names of nodes to avoid; `topology`: how the pods of an execution stay together.
+    `one_per_node`: each pod needs a node of its own; `one_node`: the pods of an execution need the same node; `avoid`:
+    names of nodes to avoid; `topology`: how the pods of an execution stay together.
 
     Terms have no names by which an overlay could merge them, so they are added after the overlay.
     """
     if one_per_node:
         spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(labels[LABEL_JOB_UID]))
+    if one_node:
+        spec = _close_together(spec, labels, Topology(required=HOSTNAME))
     if topology:
         spec = _close_together(spec, labels, topology)
     if avoid:

@@ -73,6 +73,7 @@ class PodPlan:
     `files`: name -> text of the files in CONFIG_DIRECTORY. `rendezvous_id`: None for a delink, which is one process in
     the default network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging
     Face weights that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
+    `on_one_node`: whether the pods mount a volume that one node has at a time.
     """
 
     name: str
@@ -90,6 +91,7 @@ class PodPlan:
     disk: Json | None = None
     weights: HuggingFaceWeights | None = None
     gang: Gang | None = None
+    on_one_node: bool = False
 
     @property
     def is_training(self) -> bool:
@@ -109,7 +111,14 @@ def pod_template(
     own = _template(job, plan, settings)
     template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
     alone, topology = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.is_training else None
-    spec = with_placement(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, topology=topology)
+    spec = with_placement(
+        template["spec"],
+        plan.labels,
+        one_per_node=alone,
+        one_node=plan.on_one_node and plan.workers + plan.spares > 1,
+        avoid=avoid,
+        topology=topology,
+    )
     return template | {"spec": exclude_nodes(spec, exclude)}
 
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from kubernetes.aio.client import ApiException
 from pseudoreal_api.names import LABEL_JOB, claim_name
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.observe.claims import Claim, ClaimPhase, mounted_claims, newest_warning, own_claims, read_claim
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -21,7 +23,7 @@ from pseudoreal_operator.observe.reading import (
 )
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added_phases
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage, with_added_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
@@ -30,6 +32,10 @@ Json = dict[str, Any]
 
 _POD_JOB = "batch.kubernetes.io/job-name"
 """Label of a pod with the name of its Job, set by the Job controller."""
+_CLAIM = "PersistentVolumeClaim"
+_FORBIDDEN = 403
+_EVENTS = 50
+"""Maximum number of events that are read of a claim."""
 
 
 async def observe(
@@ -63,21 +69,64 @@ async def observe(
     pods = found.pods
     listed(found.count)
     jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now)
-    claims = []
-    if not has_claim(job, status, jobs) and (claim := claim_of(job)):
-        volume = await api.find("PersistentVolumeClaim", namespace, claim)
-        if volume and is_of_another(uid, volume):
+    existing: set[tuple[str, str]] = set()
+    claims: list[Claim] = []
+    waiting = _unplaced_pod(job, status, jobs, pods)
+    for claim in _claims_to_read(job, status, jobs, waiting):
+        volume = await api.find(_CLAIM, namespace, claim)
+        if volume is None:
+            claims.append(Claim(claim))
+        elif claim == claim_of(job) and is_of_another(uid, volume):
             others.append(claim)
-        elif volume is not None:
-            claims.append(claim)
+        else:
+            existing.add((_CLAIM, claim))
+            read = read_claim(volume)
+            pending = waiting is not None and read.phase is ClaimPhase.PENDING
+            claims.append(await _with_complaint(api, namespace, read, volume["metadata"]["uid"]) if pending else read)
     deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
     observed = build_observed(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
         observed,
-        existing=observed.existing | {("PersistentVolumeClaim", claim) for claim in claims},
+        existing=observed.existing | existing,
         objects_of_deleted_job=tuple(others),
         orphans=tuple(found.orphans),
+        claims=tuple(claims),
     )
+
+
+def _unplaced_pod(
+    job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], pods: Sequence[Pod]
+) -> str | None:
+    """Return the name of a pod of the present execution that waits for a node; None if there is none."""
+    execution = current_execution(job, status, jobs)
+    pending = (pod for pod in pods if pod.execution == execution and pod.phase is PodPhase.PENDING)
+    return next((pod.name for pod in pending if not pod.node), None)
+
+
+def _claims_to_read(
+    job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], waiting: str | None
+) -> list[str]:
+    """Return the names of the claims that matter now: before the Job of an execution is created, those that decide
+    whether its pods stay on one node; while the pod `waiting` has no node, also those made for that pod."""
+    first = Stage(0, job.spec.phases[0].name, StageKind.TRAIN)
+    stage = current_stage(with_added_phases(status.phases, job.spec)) or first
+    if not has_claim(job, status, jobs):
+        return mounted_claims(job, stage)
+    return [*mounted_claims(job, stage), *own_claims(job, stage, waiting)] if waiting else []
+
+
+async def _with_complaint(api: Api, namespace: str, claim: Claim, uid: str) -> Claim:
+    """Return the claim with its newest warning. Only events tell why a provisioner makes no volume: neither the claim
+    nor its class does."""
+    try:
+        events = await api.first_of("Event", namespace, f"involvedObject.uid={uid}", _EVENTS)
+    except Unreadable:
+        return claim
+    except ApiException as error:
+        if error.status == _FORBIDDEN:  # the rights are the user's own (rbac.create: false), or of an earlier chart
+            return claim
+        raise
+    return replace(claim, complaint=newest_warning(events))
 
 
 @dataclass
@@ -129,7 +178,7 @@ def build_observed(
     report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
-    claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
+    claims = {(_CLAIM, claim)} if claim and has_claim(job, status, jobs) else set()
     observed = Observed(
         job=job,
         status=status,

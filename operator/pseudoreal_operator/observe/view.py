@@ -19,6 +19,7 @@ from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.observe.claims import Claim
 from pseudoreal_operator.observe.ranks import first_ranks, recorded_first_ranks, reported_first_rank
 from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added_phases, workers_of
 
@@ -225,6 +226,9 @@ class Observed:
     """Whether any pod of the job has reported since a pass first saw the running pod of rank 0."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
+    claims: tuple[Claim, ...] = ()
+    """Claims that pods of the present stage mount; empty unless an execution is about to be created, or a pod waits for
+    a node."""
 
     @property
     def every_pod(self) -> tuple[Pod, ...]:
@@ -395,6 +399,11 @@ class View:
         """Reports of the present execution's pods that still exist."""
         names = {pod.name for pod in self.pods}
         return [last_report for last_report in self.last_reports if last_report.pod in names]
+
+    @property
+    def unplaced_pods(self) -> list[Pod]:
+        """Pods that wait for a node."""
+        return [pod for pod in self.pods if pod.phase is PodPhase.PENDING and not pod.node]
 
     @property
     def started_pods(self) -> int:

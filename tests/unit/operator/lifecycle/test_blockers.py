@@ -8,47 +8,6 @@ from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod
 
-from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states
-from tests.unit.operator.support.world import World, make_job
-
-UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: not helpful"
-LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
-
-
-def world_with_scheduler_message(said: str, **changes: Any) -> World:
-    """Return a world in which the first pods of a job wait with this message of the scheduler."""
-    world = World(make_job(spec__checkpoint=changes.pop("checkpoint", {}), **changes))
-    world.settle()
-    world.control()
-    for pod in world.alive():
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
-        pod["status"]["conditions"] = [condition]
-    world.settle()
-    assert condition_states(world)["Progressing"] == ("False", "Unschedulable")
-    return world
-
-
-@pytest.mark.parametrize("said", [UNBOUND, LATE])
-def test_unbound_claim_is_named_with_the_field_to_change(said: str) -> None:
-    text = condition_message(world_with_scheduler_message(said), "Progressing")
-    assert "Claim sim-checkpoints asks for ReadWriteMany" in text
-    assert "its class is the cluster's default" in text
-    assert "spec.checkpoint.storage.volume.claimTemplate.spec.storageClassName" in text
-    named = {"storage": {"volume": {"claimTemplate": {"spec": {"storageClassName": "gp3"}}}}}
-    assert "its class is gp3." in condition_message(world_with_scheduler_message(said, checkpoint=named), "Progressing")
-
-
-@pytest.mark.parametrize(
-    ("said", "changes"),
-    [
-        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu", {}),
-        (UNBOUND, {"checkpoint": {"storage": {"volume": {"claimName": "mine"}}}}),
-        (UNBOUND, {"spec__phases__1__workers": 1}),
-    ],
-)
-def test_claim_is_not_mentioned_for_other_blockers(said: str, changes: dict[str, Any]) -> None:
-    assert "ReadWriteMany" not in condition_message(world_with_scheduler_message(said, **changes), "Progressing")
-
 
 def pending_pod(**status: Any) -> Pod:
     labels = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}

@@ -206,7 +206,7 @@ async def test_status_write_carries_the_version_that_was_read() -> None:
 async def test_job_is_accepted_and_started_in_one_pass_with_its_status_stored_before_children() -> None:
     server = Server()
     assert await run_pass(server) is None
-    assert server.requests == 3, "the job, its Jobs and its pods are read once"
+    assert server.requests == 4, "the job, its Jobs, its pods and its claim are read once"
     assert [applied["status"]["execution"] for applied in server.applied] == [1, 1]
     assert server.order == ["status", "Service", "NetworkPolicy", "Job", "status"]
 
@@ -223,7 +223,7 @@ async def test_ended_job_is_forgotten_in_the_same_pass() -> None:
     server.body["spec"]["pod"] = {"template": {"spec": {"hostname": "mine"}}}
     assert await run_pass(server, report_store=report_store) is None
     assert server.condition("Failed")["status"] == "True"
-    assert server.requests == 3
+    assert server.requests == 4
     assert report_store._jobs == {}
 
 

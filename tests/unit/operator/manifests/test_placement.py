@@ -1,8 +1,13 @@
-"""Avoided nodes, topology, and the fields by which training pods report."""
+"""Avoided nodes, topology, claims for one node, and the fields by which training pods report."""
 
+from dataclasses import replace
 from typing import Any
 
-from pseudoreal_operator.manifests.objects import claim_manifest
+import pytest
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_operator.manifests.objects import children, claim_manifest
+from pseudoreal_operator.observe.claims import Claim, ClaimPhase
+from pseudoreal_operator.observe.stages import Stage
 
 from tests.unit.operator.manifests.support.rendered import (
     DELINK,
@@ -15,7 +20,7 @@ from tests.unit.operator.manifests.support.rendered import (
     pod_of,
     rendered,
 )
-from tests.unit.operator.support.world import UID, make_job
+from tests.unit.operator.support.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 
@@ -166,7 +171,7 @@ def test_retained_claim_has_no_owner() -> None:
     assert found["metadata"]["labels"]["pseudoreal.dev/job-name"] == "sim"
     assert "pseudoreal.dev/job-uid" not in found["metadata"]["labels"]
     assert "ownerReferences" not in found["metadata"]
-    assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
+    assert found["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}
 
 
 def test_deleted_claim_is_owned_by_the_job() -> None:
@@ -182,10 +187,81 @@ def test_default_storage_is_a_claim() -> None:
     found = claim_manifest(make_job(spec__checkpoint={}))
     assert found is not None
     # Twice the six checkpoints of two phases of a small model, and room for what a disk itself needs.
-    assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1061Mi"}}}
-    alone = claim_manifest(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
-    assert alone is not None
-    assert alone["spec"]["accessModes"] == ["ReadWriteOnce"], "its volume follows the one pod"
+    assert found["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1061Mi"}}}
+
+
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+GPU_TEMPLATE = {"template": {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}}
+SHARED_DEVICE = {"template": {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, "ReadWriteOnce"),
+        ({"spec__phases__1__resources": {"requests": {"cpu": 8, "memory": "64Gi"}}}, "ReadWriteOnce"),
+        ({"spec__scheduling": {"queue": "cpus"}}, "ReadWriteOnce"),
+        ({"spec__scheduling": {"topology": {"required": "kubernetes.io/hostname"}}}, "ReadWriteOnce"),
+        ({"spec__phases__1__resources": GPU}, "ReadWriteMany"),
+        ({"spec__phases__1__resources": GPU, "spec__phases__1__workers": 1}, "ReadWriteOnce"),
+        ({"spec__phases__0__resources": GPU}, "ReadWriteOnce"),
+        ({"spec__pod": GPU_TEMPLATE}, "ReadWriteMany"),
+        ({"spec__phases__1__pod": SHARED_DEVICE}, "ReadWriteMany"),
+        ({"spec__network": {"rdmaResource": "rdma/hca"}}, "ReadWriteMany"),
+        ({"spec__network": {"hostNetwork": True}}, "ReadWriteMany"),
+        ({"spec__scheduling": {"gang": {"policy": "Volcano"}}}, "ReadWriteMany"),
+        ({"spec__scheduling": {"topology": {"preferred": "topology.kubernetes.io/zone"}}}, "ReadWriteMany"),
+    ],
+)
+def test_claim_is_for_many_nodes_only_if_the_spec_shows_that_workers_need_them(
+    changes: dict[str, Any], mode: str
+) -> None:
+    found = claim_manifest(make_job(spec__checkpoint={}, **changes))
+    assert found is not None
+    assert found["spec"]["accessModes"] == [mode]
+
+
+def _affinity(claims: tuple[Claim, ...], stage: Stage = TRAIN, **changes: Any) -> Json | None:
+    """Return the pod affinity of a stage whose pods mount these claims."""
+    job = make_job(**changes)
+    made = children(job, stage, PseudoRealJobStatus(execution=3), SETTINGS, claims)[-1]
+    found: Json | None = (made["spec"]["template"]["spec"].get("affinity") or {}).get("podAffinity")
+    return found
+
+
+MINE = "checkpoints"
+"""Name of the claim that the job names."""
+
+
+@pytest.mark.parametrize("modes", [("ReadWriteOnce",), ("ReadWriteOncePod",), ("ReadWriteOnce", "ReadOnlyMany")])
+def test_pods_share_a_node_if_a_claim_is_for_one(modes: tuple[str, ...]) -> None:
+    found = _affinity((Claim(MINE, ClaimPhase.BOUND, modes),))
+    assert found is not None
+    (term,) = found["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    own = {"job-uid": UID, "phase": "real", "stage": "train", "execution": "3"}
+    assert term["labelSelector"]["matchLabels"] == {f"pseudoreal.dev/{key}": value for key, value in own.items()}
+
+
+def test_one_claim_for_one_node_is_enough() -> None:
+    many, one = Claim(MINE, ClaimPhase.BOUND, ("ReadWriteMany",)), Claim("text", ClaimPhase.BOUND, ("ReadWriteOnce",))
+    assert _affinity((many, one)) is not None
+    assert _affinity((many,)) is None
+    assert _affinity((replace(one, modes=("ReadOnlyMany",)), many)) is None
+
+
+def test_single_pods_need_no_affinity() -> None:
+    one = (Claim(MINE, ClaimPhase.BOUND, ("ReadWriteOnce",)),)
+    assert _affinity(one, DELINK) is None
+    assert _affinity(one, spec__phases__1__workers=1) is None
+
+
+def test_claim_that_an_earlier_release_made_keeps_its_pods_free() -> None:
+    """The claim decides, once it exists: earlier releases asked for ReadWriteMany from two workers on."""
+    own = "sim-checkpoints"
+    assert _affinity((Claim(own, ClaimPhase.BOUND, ("ReadWriteMany",)),), spec__checkpoint={}) is None
+    assert _affinity((Claim(own),), spec__checkpoint={}) is not None
+    assert _affinity((Claim(own),), spec__checkpoint={}, spec__phases__1__resources=GPU) is None
 
 
 def test_named_claim_and_object_storage_create_no_claim() -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from kubernetes.aio.client import ApiException
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
@@ -21,16 +22,24 @@ CLAIM = {"retentionPolicy": "Delete"}
 
 
 class Server:
-    """A fake API server with the given lists, and one claim."""
+    """A fake API server with the given lists, and one claim with its events, or with a refusal to list them."""
 
-    def __init__(self, claim: Json | None = None, **listed: list[Json]) -> None:
-        self._claim, self._listed = claim, listed
+    def __init__(
+        self, claim: Json | None = None, events: list[Json] | Exception | None = None, **listed: list[Json]
+    ) -> None:
+        self._claim, self._events, self._listed = claim, events or [], listed
         self.asked: list[str] = []
         self.unreadable: list[Json] = []
 
     async def find(self, kind: str, *_: str) -> Json | None:
         self.asked.append(kind)
         return self._claim
+
+    async def first_of(self, kind: str, _namespace: str, fields: str, _most: int) -> list[Json]:
+        self.asked.append(f"{kind} {fields}")
+        if isinstance(self._events, Exception):
+            raise self._events
+        return self._events
 
     async def each(
         self, kind: str, _namespace: str, selector: str, *, skipped: Callable[[Json, Unreadable], None]
@@ -68,6 +77,51 @@ async def test_existing_claim_is_used() -> None:
     found = await observe_with(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing
     assert found.objects_of_deleted_job == ()
+
+
+def pending_pod(node: str = "") -> Json:
+    body = labelled("sim-pseudo-e1-0", **{"job-uid": UID, "phase": "pseudo", "stage": "train", "execution": "1"})
+    body["metadata"]["ownerReferences"] = [{"kind": "Job", "uid": "0", "controller": True}]
+    return body | {"spec": {"nodeName": node} if node else {}, "status": {"phase": "Pending"}}
+
+
+def pending_claim(**spec: Any) -> Json:
+    wanted = {"accessModes": ["ReadWriteMany"], "storageClassName": "standard"} | spec
+    return {"metadata": {"name": "sim-checkpoints", "uid": "7"}, "spec": wanted, "status": {"phase": "Pending"}}
+
+
+async def test_claim_is_read_before_pods_are_made_for_it() -> None:
+    server = Server(claim=pending_claim())
+    found = await observe_with(server)
+    assert [(claim.name, claim.modes) for claim in found.claims] == [("sim-checkpoints", ("ReadWriteMany",))]
+    assert [what for what in server.asked if what.startswith("Event")] == []
+    (absent,) = (await observe_with(Server())).claims
+    assert (absent.name, absent.phase, absent.modes) == ("sim-checkpoints", "Missing", ())
+
+
+async def test_claim_of_a_pod_without_a_node_is_read_with_its_newest_warning() -> None:
+    events = [{"type": "Warning", "reason": "ProvisioningFailed", "message": "Only support ReadWriteOnce access mode"}]
+    server = Server(claim=pending_claim(), events=events, Job=[child_job("sim-pseudo-e1", 1)], Pod=[pending_pod()])
+    (claim,) = (await observe_with(server)).claims
+    assert claim.complaint == "ProvisioningFailed: Only support ReadWriteOnce access mode"
+    assert server.asked[-2:] == ["PersistentVolumeClaim", "Event involvedObject.uid=7"]
+    placed = Server(claim=pending_claim(), Job=[child_job("sim-pseudo-e1", 1)], Pod=[pending_pod("node-1")])
+    assert (await observe_with(placed)).claims == ()
+    assert len(placed.asked) == 2, "and costs no request once the pod has a node"
+
+
+@pytest.mark.parametrize("refusal", [ApiException(status=403), Unreadable("TooLarge", "it has 9 MiB")])
+async def test_events_that_cannot_be_read_hide_no_claim(refusal: Exception) -> None:
+    server = Server(claim=pending_claim(), events=refusal, Job=[child_job("sim-pseudo-e1", 1)], Pod=[pending_pod()])
+    (claim,) = (await observe_with(server)).claims
+    assert (claim.storage_class, claim.complaint) == ("standard", "")
+
+
+async def test_failing_api_server_is_not_taken_for_a_claim_without_events() -> None:
+    failed = ApiException(status=503)
+    server = Server(claim=pending_claim(), events=failed, Job=[child_job("sim-pseudo-e1", 1)], Pod=[pending_pod()])
+    with pytest.raises(ApiException):
+        await observe_with(server)
 
 
 async def test_claim_of_a_deleted_job_is_reported() -> None:

@@ -1,0 +1,154 @@
+"""Claims for which pods wait: what is wrong with them, and which line to change. Pure.
+
+The operator reads the claim and its events. It reads neither classes nor nodes, so what a class can do is what its
+provisioner has said about the claim.
+"""
+
+import re
+
+from pseudoreal_operator.manifests.objects import claim_manifest
+from pseudoreal_operator.observe.claims import Claim, ClaimPhase
+from pseudoreal_operator.observe.view import View
+
+_MANY = "ReadWriteMany"
+_OF_MODES = re.compile(r"access[ _-]?modes?|multi[ _]?node|volume ?capabilit", re.IGNORECASE)
+"""Words by which provisioners refuse an access mode: local-path ("NodePath only supports ReadWriteOnce and
+ReadWriteOncePod (1.22+) access modes"), AWS EBS ("Volume capabilities MULTI_NODE_MULTI_WRITER not supported"), GCE PD
+("VolumeCapabilities is invalid"), Azure Disk ("not supported for access mode: MULTI_NODE_MULTI_WRITER")."""
+_OF_CLASS = re.compile(r"storageclass\S* .*not found", re.IGNORECASE)
+_TEMPLATE = "spec.checkpoint.storage.volume.claimTemplate.spec"
+
+
+def claims_that_cannot_bind(view: View) -> list[str]:
+    """Return a sentence with a remedy for each claim that stays without a volume unless something is changed."""
+    return [sentence for claim in view.observed.claims if (sentence := _why_it_cannot_bind(view, claim))]
+
+
+def unbound_claims(view: View) -> list[str]:
+    """Return a sentence on each claim without a volume."""
+    return [
+        _why_it_cannot_bind(view, claim) or _while_it_is_made(view, claim)
+        for claim in view.observed.claims
+        if claim.is_unbound
+    ]
+
+
+def one_node_sentence(view: View) -> str | None:
+    """Return a sentence on the claim that keeps the pods on one node; None if no claim does."""
+    claim = next((claim for claim in view.observed.claims if claim.is_for_one_node), None)
+    if claim is None or view.workers == 1:
+        return None
+    text = (
+        f"Claim {claim.name} is {', '.join(claim.modes)}: one node has its volume at a time, so all {view.workers} pods"
+        " are kept on one node."
+    )
+    if "ReadWriteOncePod" in claim.modes:
+        text = (
+            f"Claim {claim.name} is ReadWriteOncePod: one pod has its volume at a time, and there are {view.workers}."
+        )
+        remedy = f"write {_line(view, claim, 'accessModes: [ReadWriteOnce]')}"
+    elif view.spec.network.host_network:
+        text += " With spec.network.hostNetwork each pod has a node of its own, so they cannot start."
+        remedy = "set hostNetwork to false, or " + _for_many(view, claim)
+    else:
+        remedy = f"make room for them on one node that can have the volume, or {_for_many(view, claim)}"
+    return f"{text} What to do: {remedy}. {_replacing(view, claim)}"
+
+
+def volume_elsewhere_sentence(view: View) -> str | None:
+    """Return a sentence on claims whose volumes only some nodes can have; None if no claim has a volume."""
+    names = [claim.name for claim in view.observed.claims if claim.phase is ClaimPhase.BOUND]
+    if not names:
+        return None
+    return (
+        f"The volume of claim {' or '.join(names)} is tied to the node or the zone that it was made in (kubectl get pv"
+        " shows its node affinity), and the pods fit only elsewhere."
+    )
+
+
+def _why_it_cannot_bind(view: View, claim: Claim) -> str | None:
+    where, describe = f"-n {view.metadata.namespace}", f"kubectl describe pvc {claim.name} -n {view.metadata.namespace}"
+    if claim.phase is ClaimPhase.MISSING:
+        if _is_made(view, claim):
+            return (
+                f"Claim {claim.name} was deleted. What to do: kubectl delete job {view.job_name} {where}; the operator"
+                " then makes the claim and the pods again."
+            )
+        return f"Claim {claim.name} does not exist. What to do: create it; the pods then start by themselves."
+    if claim.phase is ClaimPhase.LOST:
+        return f"The volume of claim {claim.name} was deleted, and what was on it ({describe})."
+    if claim.phase is not ClaimPhase.PENDING:
+        return None
+    asked = f"Claim {claim.name} asks for {', '.join(claim.modes)}"
+    if claim.storage_class is None:
+        return (
+            f"{asked} and names no storage class, and the cluster has no default class. What to do: make a class the"
+            f" default one (kubectl get storageclass), and the claim gets it; or write"
+            f" {_line(view, claim, 'storageClassName: CLASS')}. {_replacing(view, claim)}"
+        )
+    if not claim.complaint:
+        return None
+    if _OF_CLASS.search(claim.complaint):
+        return (
+            f"{asked} from storage class {claim.storage_class}, which does not exist. What to do: create it, or write"
+            f" {_line(view, claim, 'storageClassName: CLASS')} with one that does (kubectl get storageclass)."
+            f" {_replacing(view, claim)}"
+        )
+    if _MANY in claim.modes and _OF_MODES.search(claim.complaint):
+        return (
+            f"{asked}, which its storage class {_class(claim)} does not have: {claim.complaint}. What to do: write"
+            f" {_line(view, claim, 'accessModes: [ReadWriteOnce]')}, and all pods run on one node; or"
+            f" {_for_many(view, claim)}. {_replacing(view, claim)}"
+        )
+    return (
+        f"{asked}, and its storage class {_class(claim)} has not made the volume: {claim.complaint}. What to do: mend"
+        f" what it names ({describe})."
+    )
+
+
+def _while_it_is_made(view: View, claim: Claim) -> str:
+    if claim.storage_class == "":
+        return (
+            f"Claim {claim.name} waits for a PersistentVolume without a class that has its size and"
+            f" {', '.join(claim.modes)}. What to do: create one."
+        )
+    asker = f"provisioner {claim.provisioner}" if claim.provisioner else "its provisioner"
+    return (
+        f"Claim {claim.name} asks for {', '.join(claim.modes)} from storage class {claim.storage_class}, and has no"
+        f" volume yet. If this lasts, see whether {asker} runs: kubectl describe pvc {claim.name}"
+        f" -n {view.metadata.namespace}."
+    )
+
+
+def _class(claim: Claim) -> str:
+    return f"{claim.storage_class} ({claim.provisioner})" if claim.provisioner else f"{claim.storage_class}"
+
+
+def _is_made(view: View, claim: Claim) -> bool:
+    """Return whether the operator makes the claim."""
+    made = claim_manifest(view.observed.job)
+    return made is not None and made["metadata"]["name"] == claim.name
+
+
+def _line(view: View, claim: Claim, line: str) -> str:
+    """Return where a line of the claim's spec is written."""
+    return f"{_TEMPLATE}.{line}" if _is_made(view, claim) else f"{line} in the spec of claim {claim.name}"
+
+
+def _for_many(view: View, claim: Claim) -> str:
+    """Return how to get a volume for several nodes."""
+    line = _line(view, claim, "storageClassName: CLASS")
+    modes = "" if _MANY in claim.modes else f" and accessModes: [{_MANY}]"
+    return f"{line}{modes} of a class with volumes for several nodes, or keep checkpoints in object storage"
+
+
+def _replacing(view: View, claim: Claim) -> str:
+    """Return how a changed line takes effect: the spec of a claim is immutable, and so is the template in the job."""
+    where = f"-n {view.metadata.namespace}"
+    delete = f"kubectl delete pvc {claim.name} {where}"
+    delete += " (with what is on it)" if claim.phase is ClaimPhase.BOUND else ""
+    if _is_made(view, claim):
+        job = view.metadata.name
+        return f"It takes another job: kubectl delete prj {job} {where}, {delete}, and apply the changed file."
+    made = f"kubectl delete job {view.job_name} {where}, so that pods are made for it"
+    return f"It takes another claim: {delete}, apply its changed file, and {made}."
