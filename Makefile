@@ -201,7 +201,8 @@ lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirement
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra client --constraint requirements/all.txt -o requirements/client.txt
-	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
+	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --extra wandb --constraint requirements/all.txt -o requirements/trainer.txt
+	$(BIN)/python dev/pseudoreal_dev/images/cpu_lock.py $(BIN)/uv
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
 	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt
 	$(COMPILE) --extra trainer --extra moe -o requirements/moe.txt
