@@ -67,7 +67,7 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
     """Build a target of the Dockerfile, unless it is built already. Raises CommandFailed with the end of the log."""
     with exclusive("images"):
         base = base_image.build()
-        context = _stage(target, repository)
+        context = stage(target, repository)
         image = Image(target, hash_files(context, ["*"], [target, base]))
         if image.name not in buildah.images():
             log = paths.logs() / f"image-{target}.log"
@@ -125,7 +125,7 @@ def _build(image: Image, base: str, context: Path, log: Path) -> None:
     buildah.run("bud", *what, *volumes, "--file", context / "Dockerfile", context, log=log)
 
 
-def _stage(target: Target, repository: Path) -> Path:
+def stage(target: Target, repository: Path) -> Path:
     """Create a folder with the files visible to a build. File times are preserved, so unchanged layers hit the
     cache."""
     context = paths.images() / "context"
