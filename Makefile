@@ -85,7 +85,7 @@ format: .venv/tools ## Format the Python files
 .PHONY: sbom audit pin-base
 sbom: .venv-audit/ready ## Write what is in the images into .sbom/, as CycloneDX
 	@mkdir -p .sbom
-	@for image in operator trainer; do PYTHONWARNINGS=ignore .venv-audit/bin/cyclonedx-py requirements --output-reproducible --no-validate \
+	@for image in operator trainer trainer-cpu; do PYTHONWARNINGS=ignore .venv-audit/bin/cyclonedx-py requirements --output-reproducible --no-validate \
 	  --pyproject pyproject.toml -o .sbom/$$image.cdx.json requirements/$$image.txt || exit 1; done
 audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the images, the client and the tools; needs the network
 	@failed=; for part in operator trainer client uv build; do echo "requirements/$$part.txt:"; .venv-audit/bin/pip-audit --strict \
@@ -118,6 +118,16 @@ test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 .PHONY: krew
 krew: .venv/tools ## Make .krew/: `kubectl pseudoreal` for krew, URL=... HOMEPAGE=...
 	@$(BIN)/python -m pseudoreal_dev krew $(URL) $(HOMEPAGE)
+
+# VERSION: of the release; a version under development is made only if it is named here. IMAGES: registry and path where the
+# images will be published; the charts name them. TARGETS: some of the images. BASE=local: on Debian made here, where the
+# pinned image cannot be pulled. URL, HOMEPAGE: for krew. SOURCE: where the source is published.
+.PHONY: cut release
+cut: .venv/tools ## Write the version and the date of a release into all files, VERSION=0.4.0
+	@$(BIN)/python -m pseudoreal_dev cut $(VERSION)
+release: .venv/tools sbom ## Make dist/: wheels, charts, images, install.yaml, krew archive, SBOMs and checksums of this commit
+	@$(BIN)/python -m pseudoreal_dev release $(VERSION:%=--version %) $(IMAGES:%=--images %) $(if $(TARGETS),--targets '$(TARGETS)') \
+	  $(BASE:%=--base %) $(URL:%=--url %) $(HOMEPAGE:%=--homepage %) $(SOURCE:%=--source %)
 
 .PHONY: gpu-bundle gpu-report
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
@@ -201,7 +211,8 @@ lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirement
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra client --constraint requirements/all.txt -o requirements/client.txt
-	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
+	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --extra wandb --constraint requirements/all.txt -o requirements/trainer.txt
+	$(BIN)/python dev/pseudoreal_dev/images/cpu_lock.py $(BIN)/uv
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
 	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt
 	$(COMPILE) --extra trainer --extra moe -o requirements/moe.txt

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -72,12 +73,7 @@ def readme(chart: Path) -> str:
             _NOTE,
             "",
             f"{about['description']}. Kubernetes {about['kubeVersion'].removesuffix('-0')}. {_DOCUMENTS[name]}",
-            "No image is published yet; [how to build them](../../README.md#install-on-your-cluster).",
-            "",
-            "```sh",
-            f"helm install {name} charts/{name} --namespace {name} --create-namespace \\",
-            f"  {_OPTIONS[name].format(version=about['appVersion'])}",
-            "```",
+            *_installing(chart, about),
             "",
             "## Values",
             "",
@@ -89,6 +85,23 @@ def readme(chart: Path) -> str:
             "",
         ]
     )
+
+
+def _installing(chart: Path, about: dict[str, Any]) -> list[str]:
+    """Return the lines that install the chart: with images of one's own, unless its values name published ones."""
+    name, found = about["name"], yaml.safe_load((chart / "values.yaml").read_text())
+    image = found["image"] if "image" in found else found["operator"]["image"]["repository"]
+    where = f"--namespace {name} --create-namespace"
+    if image:
+        return ["", "```sh", f"helm install {name} {name}-{about['version']}.tgz {where}", "```"]
+    return [
+        "No image is published yet; [how to build them](../../README.md#install-on-your-cluster).",
+        "",
+        "```sh",
+        f"helm install {name} charts/{name} {where} \\",
+        f"  {_OPTIONS[name].format(version=about['appVersion'])}",
+        "```",
+    ]
 
 
 def _row(value: Value) -> str:

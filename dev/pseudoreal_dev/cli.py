@@ -1,6 +1,7 @@
 """Commands of `python -m pseudoreal_dev`."""
 
 import sys
+from datetime import UTC, datetime
 
 import click
 
@@ -13,6 +14,8 @@ from pseudoreal_dev.krew import plugin
 from pseudoreal_dev.machine import packages
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
+from pseudoreal_dev.release import changelog, release
+from pseudoreal_dev.release.oci_images import Variant
 
 
 @click.group(help="A real single-node Kubernetes on this machine, and the images that run on it.")
@@ -92,6 +95,30 @@ def make_gpu_bundle() -> None:
 def krew(url: str, homepage: str) -> None:
     folder = plugin.make(url, homepage)
     progress.console.print(f"{folder / plugin.MANIFEST}\n{folder / plugin.ARCHIVE}: to be published as {url}")
+
+
+@commands.command("cut", help="Write the version of a release into all files, and its date into the changelog.")
+@click.argument("version")
+def cut_release(version: str) -> None:
+    changelog.cut(version, datetime.now(UTC).date())
+    progress.console.print(f"read the changes, and commit them as the release {version}")
+
+
+@commands.command("release", help="Make dist/: everything that a release of this commit publishes.")
+@click.option("--version", default="", help="The version, which must be that of pyproject.toml.")
+@click.option("--images", "registry", default="", help="Registry and path where the images will be published.")
+@click.option("--targets", default=" ".join(Variant), help="The images to build, with spaces between them.")
+@click.option("--base", type=click.Choice(["pinned", "local"]), default="pinned", help="What the images are based on.")
+@click.option("--url", default="", help="Where the archive for krew will be published.")
+@click.option("--homepage", default="", help="The project's page.")
+@click.option("--source", default="", help="Where the source is published, for the images' labels.")
+def make_release(version: str, registry: str, targets: str, base: str, url: str, homepage: str, source: str) -> None:
+    unknown = [name for name in targets.split() if name not in [*Variant]]
+    if unknown:
+        raise DevError(f"TARGETS names {', '.join(unknown)}; the images are {', '.join(Variant)}")
+    variants = [Variant(name) for name in targets.split()]
+    wishes = release.Wishes(version, registry, variants, base == "local", url, homepage, source)
+    progress.say(release.listing(release.make(wishes)))
 
 
 @commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")

@@ -25,12 +25,20 @@ class Target(StrEnum):
 
 
 # A build sees only these files, so no other file can change the image.
-COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
+COMMON = (
+    "Dockerfile",
+    ".dockerignore",
+    "LICENSE",
+    "NOTICE",
+    "crds/pseudoreal_api",
+    "dev/pseudoreal_dev/images/licences.py",
+)
 CONTEXT: Mapping[Target, tuple[str, ...]] = {
     Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
     Target.TRAINER: (
         *COMMON,
         "requirements/trainer.txt",
+        "requirements/trainer-cpu.txt",
         "requirements/uv.txt",
         "trainer/pseudoreal_trainer",
         "examples/corpus.sh",

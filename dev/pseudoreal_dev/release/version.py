@@ -10,7 +10,8 @@ from packaging.version import Version
 from pseudoreal_dev.machine import paths
 
 _CHART_LINE = re.compile(r"^((?:version|appVersion): ).*$", re.MULTILINE)
-_IMAGE_TAG = re.compile(r"(\bREGISTRY/pseudoreal-(?:operator|trainer)(?:-compiler|-cpu)?:)\d[\w.-]*")
+_DOCKERFILE_LINE = re.compile(r"^(ARG VERSION=).*$", re.MULTILINE)
+_IMAGE_TAG = re.compile(r"(\bREGISTRY/pseudoreal-(?:operator|trainer):)\d+\.\d+\.\d+(?:-[a-z]+\.\d+(?:\.dev\.\d+)?)?")
 
 
 def read(repository: Path = paths.REPOSITORY) -> Version:
@@ -29,6 +30,8 @@ def stamped(repository: Path = paths.REPOSITORY) -> Iterator[tuple[Path, str]]:
     wanted = semantic(read(repository))
     for chart in sorted(repository.glob("charts/*/Chart.yaml")):
         yield chart, _CHART_LINE.sub(rf"\g<1>{wanted}", chart.read_text())
+    dockerfile = repository / "Dockerfile"
+    yield dockerfile, _DOCKERFILE_LINE.sub(rf"\g<1>{wanted}", dockerfile.read_text())
     for document in sorted([*repository.glob("*.md"), *repository.glob("docs/*.md")]):
         text = document.read_text()
         if document.name != "CHANGELOG.md" and _IMAGE_TAG.search(text):

@@ -28,6 +28,7 @@ def test_charts_and_documents_state_the_version_of_the_project() -> None:
     assert {path.relative_to(paths.REPOSITORY).as_posix() for path in stamped} >= {
         "charts/pseudoreal/Chart.yaml",
         "charts/pseudoreal-llama/Chart.yaml",
+        "Dockerfile",
         "README.md",
         "docs/llama.md",
     }
@@ -39,6 +40,7 @@ def test_another_version_is_written_everywhere(tmp_path: Path) -> None:
     (tmp_path / "charts" / "one").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "2.0.0.dev1"\n')
     (tmp_path / "charts" / "one" / "Chart.yaml").write_text("version: 1.0.0\nappVersion: 1.0.0\nkubeVersion: 1.30\n")
+    (tmp_path / "Dockerfile").write_text("ARG VERSION=1.0.0\nARG VERSION\n")
     (tmp_path / "README.md").write_text(
         "docker push REGISTRY/pseudoreal-operator:1.0.0 && helm\nlocalhost/pseudoreal-operator:1\n"
     )
@@ -47,6 +49,7 @@ def test_another_version_is_written_everywhere(tmp_path: Path) -> None:
     assert (tmp_path / "charts" / "one" / "Chart.yaml").read_text() == (
         "version: 2.0.0-dev.1\nappVersion: 2.0.0-dev.1\nkubeVersion: 1.30\n"
     )
+    assert (tmp_path / "Dockerfile").read_text() == "ARG VERSION=2.0.0-dev.1\nARG VERSION\n"
     assert (tmp_path / "README.md").read_text() == (
         "docker push REGISTRY/pseudoreal-operator:2.0.0-dev.1 && helm\nlocalhost/pseudoreal-operator:1\n"
     )

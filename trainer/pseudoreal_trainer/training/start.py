@@ -81,7 +81,10 @@ def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
     )
 
 
-_REMEDY = "take an image that has it, as this project's Dockerfile makes it, or set compile.mode None in the phase"
+_REMEDY = (
+    "take the trainer image whose tag ends in -compiler (docker build --target trainer-compiler), or set compile.mode"
+    " None in the phase"
+)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

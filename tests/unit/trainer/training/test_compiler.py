@@ -45,7 +45,7 @@ def test_a_machine_that_can_compile_is_taken(name: str, tmp_path: Path) -> None:
 def test_without_a_compiler_the_sentence_says_what_to_do() -> None:
     with pytest.raises(
         InvalidJobError,
-        match=r"^compile\.mode Blocks needs a C compiler, .* neither gcc nor clang; .*compile\.mode None",
+        match=r"^compile\.mode Blocks needs a C compiler, .* neither gcc nor clang; .* -compiler .*compile\.mode None",
     ):
         start.require_compiler()
 
