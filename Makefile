@@ -57,19 +57,21 @@ run: venv corpus ## Run the quickstart as local processes, without a cluster
 	@$(BIN)/pseudoreal run examples/quickstart.yaml --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
-generate: .venv/tools ## Write the CRD and the manifest reference from the models, the charts' READMEs, and the version
+generate: .venv/tools ## Write the CRD and the manifest reference from the models, the charts' READMEs, the version, and docs/tested.md
 	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
 	@$(BIN)/python -m pseudoreal_dev.release.version
 	@$(BIN)/python -m pseudoreal_dev.chart_readme
+	@$(BIN)/python -m pseudoreal_dev.tested
 
 .PHONY: lint format
-lint: venv sbom ## ruff with the rules of bandit, mypy, the generated files, the parts of the images, and whether the tests that need a GPU can be imported
+lint: venv sbom ## ruff with the rules of bandit, mypy, the generated files, the workflows, the parts of the images, and whether the tests that need a GPU can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pseudoreal_dev check-generated
+	$(BIN)/python -m pseudoreal_dev check-hosting
 	$(BIN)/pytest --collect-only -q tests/gpu > /dev/null || $(BIN)/pytest --collect-only -q tests/gpu
 format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
@@ -96,7 +98,7 @@ pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and 
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
-.PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
+.PHONY: test test-deep test-unit test-integration test-minors test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
 	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
@@ -105,6 +107,11 @@ test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server
 	$(BIN)/pytest tests/integration
+# KUBERNETES: one of these minor versions; without it, each of them.
+MINORS = $(patsubst dev/tools/kubernetes-%,%,$(wildcard dev/tools/kubernetes-*))
+test-minors: venv ## The tests of the API against API servers of other minor versions, KUBERNETES=1.30
+	@for minor in $(or $(KUBERNETES),$(MINORS)); do echo "Kubernetes $$minor:"; \
+	  PSEUDOREAL_KUBERNETES=$$minor $(BIN)/pytest tests/integration -m minors || exit 1; done
 test-chaos: venv ## Every fault at every request of a job's life (an hour)
 	$(BIN)/pytest --deep -s tests/integration/operator/chaos/test_faults_at_requests.py -k every
 test-e2e: venv corpus ## The tests on a real cluster

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import click
 
-from pseudoreal_dev import generated
+from pseudoreal_dev import generated, hosting
 from pseudoreal_dev.bundle import bundle
 from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.demo import demo, target
@@ -124,6 +124,11 @@ def make_release(version: str, registry: str, targets: str, base: str, url: str,
 @commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")
 def check_generated() -> None:
     generated.check()
+
+
+@commands.command(help="Fail if the hosting platform would not understand a workflow, a form or CITATION.cff.")
+def check_hosting() -> None:
+    hosting.check()
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""Checks generated files for staleness: the CustomResourceDefinition, its reference, charts' READMEs, the version."""
+"""Checks generated files for staleness: the CustomResourceDefinition and its reference, the charts' READMEs, the version,
+and the document of what has run where."""
 
 from pseudoreal_api.publish import crd, reference
 
-from pseudoreal_dev import chart_readme
+from pseudoreal_dev import chart_readme, tested
 from pseudoreal_dev.demo.chart import CHART
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.errors import DevError
@@ -19,6 +20,7 @@ REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 def check() -> None:
     """Raise DevError if a generated file is stale."""
     wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
+    wanted[tested.DOCUMENT] = tested.to_markdown()
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     wanted |= dict(version.stamped())
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

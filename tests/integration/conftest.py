@@ -1,6 +1,10 @@
-"""A real API server and controller manager, shared by all tests of this folder. There are no nodes."""
+"""A real API server and controller manager, shared by all tests of this folder. There are no nodes.
+
+PSEUDOREAL_KUBERNETES chooses an API server of another minor version, for the tests marked `minors`.
+"""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from tests.support.cluster import Cluster
 from tests.support.installed import install, make_namespace
 from tests.support.kubectl import Kubectl
 from tests.support.names import OPERATOR
+
+KUBERNETES = os.environ.get("PSEUDOREAL_KUBERNETES") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,9 +45,10 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
     (folder / "audit.yaml").write_text(json.dumps(policy))
     arguments = [f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
-    # As Kubernetes 1.35 does by itself: pods have the zone and the region of their node as labels.
-    arguments.append("--feature-gates=PodTopologyLabelsAdmission=true")
-    with ControlPlane(folder, api_server_arguments=arguments) as running:
+    if not KUBERNETES:
+        # As Kubernetes 1.35 does by itself: pods have the zone and the region of their node as labels.
+        arguments.append("--feature-gates=PodTopologyLabelsAdmission=true")
+    with ControlPlane(folder, api_server_arguments=arguments, kubernetes=KUBERNETES) as running:
         yield running
 
 

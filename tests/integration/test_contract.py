@@ -20,7 +20,7 @@ from tests.support.jobs import BadJob, GoodJob, bad_jobs, example_jobs, good_job
 from tests.support.kubectl import Kubectl
 from tests.support.patience import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("admin")]
+pytestmark = [pytest.mark.integration, pytest.mark.minors, pytest.mark.usefixtures("admin")]
 Json = dict[str, Any]
 
 

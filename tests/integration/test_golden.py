@@ -7,7 +7,7 @@ import pytest
 from tests import golden
 from tests.support.kubectl import Kubectl
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("pod_group_definitions")]
+pytestmark = [pytest.mark.integration, pytest.mark.minors, pytest.mark.usefixtures("pod_group_definitions")]
 
 DRY_RUN = ("apply", "--server-side", "--dry-run=server", "-f", "-")
 

@@ -15,7 +15,7 @@ class Kubectl:
 
     def __call__(self, *words: str, body: Any = None) -> "subprocess.CompletedProcess[str]":
         """Run kubectl and return the result, whether it succeeds or not. `body` is its input for `-f -`."""
-        command = [str(binaries.build().path("kubectl")), f"--kubeconfig={self.kubeconfig}", *words]
+        command = [str(binaries.build("kubectl").path("kubectl")), f"--kubeconfig={self.kubeconfig}", *words]
         text = None if body is None else json.dumps(body)
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
+from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.progress import last_line
 
@@ -76,7 +77,18 @@ _LONG = (
     Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/storage", f"{_TRAINER}/cli")),
     Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "preflight", "measure"))),
 )
-PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
+_MINORS = tuple(
+    Part(
+        f"api-server-{minor}",
+        ("tests/integration",),
+        marks="minors and not solo",
+        environment={"PSEUDOREAL_KUBERNETES": minor},
+    )
+    for minor in binaries.minors()
+)
+"""Selected tests of the API server once more, on other minor versions of Kubernetes."""
+_UNITS = Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:])))
+PARTS = (*_LONG, *_MINORS, _UNITS)
 """Parts in starting order: the longest first, so none of them runs alone at the end."""
 ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""

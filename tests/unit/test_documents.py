@@ -17,7 +17,9 @@ from tests.support.documents import FENCE, ROOT, folders, prose, spans
 
 Json = dict[str, Any]
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("operator/*.md")])
+DOCUMENTS = sorted(
+    file for pattern in ("*.md", "docs/**/*.md", "operator/*.md", ".github/*.md") for file in ROOT.glob(pattern)
+)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _FILE = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|yaml|svg|sh|json|tpl)")
 _FIELD = re.compile(r"(?:spec\.)?([a-z]\w*(?:\[\])?(?:\.[a-zA-Z]\w*(?:\[\])?)+)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_dev.cluster import network, pause
-from pseudoreal_dev.cluster.binaries import Binaries, build
+from pseudoreal_dev.cluster.binaries import PACKAGES, Binaries, build
 from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.cluster.control_plane import ControlPlane, Site
 from pseudoreal_dev.cluster.dns import Dns
@@ -146,12 +146,15 @@ def _clear() -> None:
 def _strays() -> list[int]:
     """Return the ids of the cluster's processes without a record. A record is missing if the tooling was killed between
     the start of the process and the write of the record."""
-    ours = (str(paths.binaries()), "containerd")
     return [
         pid
         for pid, words in processes.command_lines()
-        if words and words[0].startswith(ours) and any(str(paths.cluster()) in word for word in words)
+        if words and _is_ours(words[0]) and any(str(paths.cluster()) in word for word in words)
     ]
+
+
+def _is_ours(program: str) -> bool:
+    return Path(program).name in PACKAGES or program.startswith("containerd")
 
 
 def _remove_links() -> None:
@@ -175,8 +178,9 @@ def _dns() -> Dns:
 
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:
-    """Return a hash of the programs, their settings, and the source files for their setup."""
-    return hash_files(Path(__file__).parent, SOURCES, [binaries.folder.name, *api_server_arguments])
+    """Return a hash of the programs' paths, their settings, and the source files for their setup."""
+    programs = [str(binaries.path(name)) for name in PACKAGES]
+    return hash_files(Path(__file__).parent, SOURCES, [*programs, *api_server_arguments])
 
 
 def _logs() -> Path:

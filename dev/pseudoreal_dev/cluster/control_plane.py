@@ -16,6 +16,8 @@ from pseudoreal_dev.machine import processes
 from pseudoreal_dev.machine.processes import Process
 
 FIRST_SERVICE = "10.96.0.1"
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
+"""Programs of a control plane without nodes."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,28 @@ class ControlPlane:
 
     Without a `site`, the control plane runs on loopback with free ports, and has no nodes and no scheduler: pods are
     created and stay pending. The processes then end together with this program, even if this program is killed.
-    `api_server_arguments` are passed to kube-apiserver unchanged.
+    `api_server_arguments` are passed to kube-apiserver unchanged. `kubernetes` is the minor version of the API server
+    and the controllers if it is not that of the other programs.
     """
 
-    def __init__(self, directory: Path, *, site: Site | None = None, api_server_arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        site: Site | None = None,
+        api_server_arguments: Sequence[str] = (),
+        kubernetes: str | None = None,
+    ) -> None:
         self.directory = directory
         self.site = site or loopback_site()
         self._arguments = tuple(api_server_arguments)
+        self._kubernetes = kubernetes
         self._records = directory / "processes"
         self.kubeconfig = directory / "kubeconfig"
 
     def __enter__(self) -> Self:
         try:
-            self.start(build())
+            self.start(build(*PROGRAMS, kubernetes=self._kubernetes))
         except BaseException:
             self.stop()
             raise

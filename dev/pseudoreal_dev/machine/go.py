@@ -1,6 +1,7 @@
 """Go modules of this repository with pinned programs, and the build of these programs with the machine's Go."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +21,8 @@ STRIPPED = "-s -w"
 
 def folder_of(module: Path, sources: Sequence[str] = ()) -> Path:
     """Return the cache folder for builds of a module, named by a hash of its go.mod and go.sum, of `sources` (glob
-    patterns), and of the compiler's version."""
-    compiler = shell.output(["go", "version"])
+    patterns), and of the compiler's version, if there is a compiler."""
+    compiler = shell.output(["go", "version"]) if shutil.which("go") else ""
     return paths.binaries() / hash_files(module, ["*.mod", "*.sum", *sources], [compiler])
 
 

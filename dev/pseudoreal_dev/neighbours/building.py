@@ -12,7 +12,7 @@ from pseudoreal_dev.machine.progress import Cost, progress
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A program that runs beside the operator, and files of the program's Go module."""
+    """A program from a Go module of its own, such as one that runs beside the operator, and files of that module."""
 
     tool: str
     """Folder below dev/tools with the go.mod that pins the module. Several programs may share the folder."""

@@ -60,7 +60,7 @@ def test_describe_shows_the_node_of_each_rank(terminal: Terminal, make_job: Make
 
 def test_kubectl_plugin_and_kubeconfig_variable_work(terminal: Terminal, make_job: MakeJob) -> None:
     make_job("llm", training())
-    kubectl = str(binaries.build().path("kubectl"))
+    kubectl = str(binaries.build("kubectl").path("kubectl"))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"KUBECONFIG": str(terminal.kubeconfig), "PATH": path}
     command = [kubectl, "pseudoreal", "get", "-n", terminal.namespace]

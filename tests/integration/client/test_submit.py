@@ -14,7 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.jobs import good_job
 from tests.support.patience import wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.minors]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
 from tests.unit.operator.manifests.support.rendered import DELINK, SITE, TRAIN, rendered
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.minors]
 
 Json = dict[str, Any]
 

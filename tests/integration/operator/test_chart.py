@@ -378,6 +378,7 @@ def test_cert_manager_can_issue_the_certificate() -> None:
 THINGS = ["serviceAccounts", "hostPath", "privileged", "rootUser", "hostNetwork"]
 
 
+@pytest.mark.minors
 @pytest.mark.parametrize("thing", THINGS)
 def test_the_policy_admits_allowed_jobs(thing: str) -> None:
     name = f"admissionPolicy.allow.{thing}"
@@ -394,6 +395,7 @@ def test_the_policy_admits_allowed_jobs(thing: str) -> None:
         assert name not in messages(allowing)
 
 
+@pytest.mark.minors
 def test_the_api_server_takes_the_policies_that_allow_all(kubectl: Kubectl) -> None:
     documents = render(*(f"--set=admissionPolicy.allow.{thing}=true" for thing in THINGS))
     items = [document for document in documents if document["kind"].startswith("ValidatingAdmission")]
@@ -457,6 +459,7 @@ def release(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Callable[
     chart.helm("uninstall", RELEASE, "--no-hooks", *where)
 
 
+@pytest.mark.minors
 def test_an_upgrade_keeps_the_certificate(release: Callable[..., None], cluster: Cluster) -> None:
     core = client.CoreV1Api(cluster.api)
 

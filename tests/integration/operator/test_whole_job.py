@@ -8,7 +8,7 @@ import pytest
 from tests.support.cluster import Cluster, complete_stage
 from tests.support.operator_process import Operator
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.minors]
 
 STORY = [
     "Accepted",

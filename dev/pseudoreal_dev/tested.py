@@ -1,0 +1,176 @@
+"""Generates docs/tested.md, what has run where: from pinned versions, the workflows, and docs/data/tested.json."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.machine import paths
+
+Json = dict[str, Any]
+
+FACTS = paths.REPOSITORY / "docs" / "data" / "tested.json"
+DOCUMENT = paths.REPOSITORY / "docs" / "tested.md"
+UNTRIED = "**untried**"
+_HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
+# What has run where
+
+{UNTRIED}: it is built, and tested as far as fakes, schemas and linters reach, but nobody has run it. Expect mistakes
+there. What is meant to work: [support](support.md)."""
+_WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
+_NEIGHBOURS = (
+    ("Kueue", "kueue", "sigs.k8s.io/kueue", "tests: jobs in queues, topology, MultiKueue between two control planes"),
+    (
+        "scheduler-plugins",
+        "coscheduling",
+        "sigs.k8s.io/scheduler-plugins",
+        "tests: gangs of pods on nodes without containers",
+    ),
+    ("Kubeflow Trainer", "trainer", "github.com/kubeflow/trainer/v2", "benchmark beside ours"),
+    ("JobSet", "trainer", "sigs.k8s.io/jobset", "benchmark beside ours"),
+    (
+        "Kubeflow training operator",
+        "training-operator",
+        "github.com/kubeflow/training-operator",
+        "benchmark beside ours",
+    ),
+)
+"""Name, folder below dev/tools, Go module, and what runs."""
+
+
+def to_markdown() -> str:
+    facts = json.loads(FACTS.read_text())
+    tables = (_machines(facts), _kubernetes(facts), _neighbours(), _accelerators(), _models(facts), _times(facts))
+    return "\n\n".join([_HEAD, *tables]) + "\n"
+
+
+def write() -> None:
+    DOCUMENT.write_text(to_markdown())
+
+
+def _machines(facts: Json) -> str:
+    rows = [
+        (
+            f"{run['system']}, {run['architecture']}, Python {run['python']}",
+            f"all {sum(run['passed'].values()):,} tests: programs, API servers, and a cluster on this machine",
+            f"passed on {run['date']}, commit {run['commit']}",
+        )
+        for run in facts["runs"]
+    ]
+    rows += [(_runner(name), "`make test-unit`, by a workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
+    rows += [
+        ("macOS, `make run`", "the quickstart as local processes", UNTRIED),
+        ("Windows", "nothing; the client alone needs only Python", UNTRIED),
+        ("images for arm64", "built for a release", UNTRIED),
+    ]
+    return _section("Machines", ("machine", "what", "result"), rows)
+
+
+def _kubernetes(facts: Json) -> str:
+    built = [(binaries.version(), "all of it, with one node: all tests, the demo", ["api-server", "cluster"])]
+    for minor in binaries.minors():
+        built.append(
+            (
+                binaries.version(minor),
+                "API server and controllers, without nodes: the tests of the API",
+                [f"api-server-{minor}"],
+            )
+        )
+    rows = [
+        (f"{version.removeprefix('v')}, built from its module", what, _result(facts, parts))
+        for version, what, parts in sorted(built, key=lambda row: _numbers(row[0]))
+    ]
+    nodes = [image.partition(":v")[2].partition("@")[0] for image in _matrix("kind", "demo", "node")]
+    rows += [(f"{node}, kind", "the quickstart, by a workflow", UNTRIED) for node in sorted(nodes, key=_numbers)]
+    rows += [
+        ("minikube, k3d, k3s", "the quickstart", UNTRIED),
+        ("EKS, GKE, AKS, OpenShift", "nothing; OpenShift's rules are held against the rendered chart", UNTRIED),
+    ]
+    return _section("Kubernetes", ("version", "what", "result"), rows)
+
+
+def _neighbours() -> str:
+    rows = [
+        (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
+    ]
+    rows.append(("Volcano", "its PodGroup alone", f"objects only; the scheduler {UNTRIED}"))
+    rows.append(("Helm", _pinned(paths.TOOLS / "go.mod", "helm.sh/helm/v3"), "tests and demo: install, upgrade, test"))
+    rows.append(("PyTorch", _locked("torch"), "all tests of the trainer, on CPUs"))
+    return _section("Other programs", ("program", "version", "what"), rows)
+
+
+def _accelerators() -> str:
+    rows = [
+        ("GPUs of NVIDIA", "`make test-gpu`, `make gpu-bundle`", UNTRIED),
+        ("NCCL, RDMA, several GPUs of a node", "the same; on CPUs gloo takes their place", UNTRIED),
+        ("GPUs of others, TPUs", "nothing", "not supported"),
+        ("publishing (`.github/workflows/release.yml`)", "images, charts, attestations", UNTRIED),
+    ]
+    return _section("Accelerators and publishing", ("what", "by", "result"), rows)
+
+
+def _models(facts: Json) -> str:
+    largest = sorted(facts["models"], key=lambda model: model["parameters"])
+    rows = [
+        (model["what"], f"{model['parameters'] / 1e6:,.0f} M", f"[{model['document']}]({model['document']})")
+        for model in largest
+    ]
+    rows.append(("the jobs of ten trillion parameters in [examples](../examples)", "10 T", "planned, never run"))
+    return _section("Sizes of models", ("the largest that were trained", "parameters", "where"), rows)
+
+
+def _times(facts: Json) -> str:
+    rows = [(time["what"], _duration(time["seconds"]), time["machine"], time["date"]) for time in facts["times"]]
+    return _section("Times", ("command", "took", "machine", "measured on"), rows)
+
+
+def _result(facts: Json, parts: Sequence[str]) -> str:
+    """Return how many tests of these parts of the suite passed, for each machine on which they ran."""
+    found = [(run, sum(run["passed"].get(part, 0) for part in parts)) for run in facts["runs"]]
+    told = [f"{tests:,} tests passed on {run['date']}, {run['system']}" for run, tests in found if tests]
+    return "; ".join(told) or UNTRIED
+
+
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join([f"## {title}", "", *(f"| {' | '.join(cells)} |" for cells in lines)])
+
+
+def _matrix(workflow: str, job: str, name: str) -> list[str]:
+    body = yaml.safe_load((_WORKFLOWS / f"{workflow}.yml").read_text())
+    return [*body["jobs"][job]["strategy"]["matrix"][name]]
+
+
+def _runner(name: str) -> str:
+    system, _, rest = name.partition("-")
+    architecture = "arm64" if system == "macos" or rest.endswith("-arm") else "x86_64"
+    return f"{ {'ubuntu': 'Ubuntu', 'macos': 'macOS'}[system] } {rest.removesuffix('-arm')}, {architecture}"
+
+
+def _pinned(module: Path, name: str) -> str:
+    found = re.search(rf"^(?:require )?\s*{re.escape(name)} v(\S+)", module.read_text(), re.MULTILINE)
+    assert found, f"{module} requires {name}"
+    return found[1]
+
+
+def _locked(name: str) -> str:
+    locked = (paths.REPOSITORY / "requirements" / "trainer.txt").read_text()
+    found = re.search(rf"^{name}==(\S+)", locked, re.MULTILINE)
+    assert found, f"requirements/trainer.txt has {name}"
+    return found[1]
+
+
+def _duration(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min {seconds % 60} s"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,97 @@
+"""Workflows: what they run exists, actions are pinned by commit, and no job may do more or longer than it needs."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.machine import paths
+
+Json = dict[str, Any]
+
+FOLDER = paths.REPOSITORY / ".github"
+WORKFLOWS = {file.stem: file.read_text() for file in sorted(FOLDER.glob("workflows/*.yml"))}
+FILES = WORKFLOWS | {"setup": (FOLDER / "actions/setup/action.yml").read_text()}
+PIN = re.compile(r"uses: ([\w.-]+/[\w./-]+)@(\S+)(?: # (\S+))?")
+WRITES = {"release.publish": {"contents", "packages", "id-token", "attestations"}}
+"""Job -> what it may write."""
+
+
+def jobs() -> list[tuple[str, Json]]:
+    parsed = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}
+    return [(f"{name}.{job}", body) for name, workflow in parsed.items() for job, body in workflow["jobs"].items()]
+
+
+def steps() -> list[Json]:
+    return [step for _, job in jobs() for step in job.get("steps", [])]
+
+
+def pins() -> list[tuple[str, str, str]]:
+    return [match for text in FILES.values() for match in PIN.findall(text)]
+
+
+def test_actions_are_pinned_by_commit_and_say_their_version() -> None:
+    for action, commit, version in pins():
+        assert re.fullmatch("[0-9a-f]{40}", commit), f"{action}@{commit}"
+        assert re.fullmatch(r"v\d+\.\d+\.\d+", version), f"{action} does not say which version its commit is"
+
+
+def test_an_action_has_the_same_commit_everywhere() -> None:
+    assert len({action for action, _, _ in pins()}) == len(set(pins()))
+
+
+def test_each_mention_of_an_action_is_understood_here() -> None:
+    mentions = [line for text in FILES.values() for line in text.splitlines() if re.search(r"\buses:", line)]
+    local = [line for line in mentions if "uses: ./.github/" in line]
+    assert len(mentions) == len(pins()) + len(local)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_reads_and_replaces_its_older_runs(name: str) -> None:
+    workflow = yaml.safe_load(WORKFLOWS[name])
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["group"]
+
+
+@pytest.mark.parametrize(("name", "job"), jobs())
+def test_a_job_writes_only_what_it_publishes_and_ends(name: str, job: Json) -> None:
+    writable = {scope for scope, right in job.get("permissions", {}).items() if right != "read"}
+    assert writable == WRITES.get(name, set())
+    assert "uses" in job or 0 < job["timeout-minutes"] <= 360
+
+
+def test_no_step_finds_credentials_of_the_checkout() -> None:
+    found = [step["with"] for step in steps() if step.get("uses", "").startswith("actions/checkout@")]
+    assert found
+    assert all(given["persist-credentials"] is False for given in found)
+
+
+def test_a_script_contains_no_value_from_outside() -> None:
+    """A value written into a script is code there; variables of the environment are data."""
+    assert not [step["run"] for step in steps() if "${{" in step.get("run", "")]
+
+
+def test_the_targets_of_make_exist() -> None:
+    lines = re.findall(r"^\.PHONY: (.*)", (paths.REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    known = {name for line in lines for name in line.split()}
+    named = {
+        target
+        for step in steps()
+        for words in re.findall(r"\bmake ([^\n|&]+)", step.get("run", ""))
+        for target in re.findall(r"(?<!\S)[a-z][a-z-]+(?!\S)", words)
+    }
+    assert named >= {"lint", "test-unit", "test-integration", "test-minors", "test-deep", "demo"}
+    assert named <= known
+
+
+def test_kind_has_nodes_of_the_oldest_and_the_newest_minor() -> None:
+    (job,) = (job for name, job in jobs() if name == "kind.demo")
+    images = job["strategy"]["matrix"]["node"]
+    minors = []
+    for image in images:
+        match = re.fullmatch(r"kindest/node:v(1\.\d+)\.\d+@sha256:[0-9a-f]{64}", image)
+        assert match, image
+        minors.append(match[1])
+    assert set(minors) >= {*binaries.minors(), ".".join(binaries.version().removeprefix("v").split(".")[:2])}
+    assert len(set(minors)) == len(images)
