@@ -211,14 +211,15 @@ UPGRADE = --upgrade
 LOCK = $(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-annotate --no-header \
   --generate-hashes --no-emit-index-url --no-emit-find-links
 COMPILE = $(LOCK) pyproject.toml
+PLACES = --extra s3 --extra gs --extra az --extra hf
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirements/
 	for group in uv build audit; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
-	$(COMPILE) --extra operator --extra trainer --extra data --extra s3 --extra tensorboard --extra dev --extra peers -o requirements/all.txt
+	$(COMPILE) --extra operator --extra trainer --extra data $(PLACES) --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra client --constraint requirements/all.txt -o requirements/client.txt
-	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --extra wandb --constraint requirements/all.txt -o requirements/trainer.txt
+	$(COMPILE) --extra trainer --extra data $(PLACES) --extra tensorboard --extra wandb --constraint requirements/all.txt -o requirements/trainer.txt
 	$(BIN)/python dev/pseudoreal_dev/images/cpu_lock.py $(BIN)/uv
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
 	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt

@@ -1,13 +1,16 @@
 """Log format: JSON lines, or colours on a terminal."""
 
 import sys
+from typing import TextIO
 
 import structlog
 
 
-def configure_logs() -> None:
+def configure_logs(stream: TextIO | None = None) -> None:
+    """Write logs to the stream; None: standard output."""
+    stream = stream or sys.stdout
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stdout.isatty() else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer() if stream.isatty() else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[
@@ -16,5 +19,5 @@ def configure_logs() -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stdout),
+        logger_factory=structlog.WriteLoggerFactory(stream),
     )

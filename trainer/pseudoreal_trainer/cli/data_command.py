@@ -1,6 +1,7 @@
 """The commands `pseudoreal data train-tokenizer`, `prepare` and `inspect`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from pseudoreal_trainer.cgroups import usable_processors
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling_progress
-from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
+from pseudoreal_trainer.data.prepare.inputs import KINDS, REMOTE_KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
 from pseudoreal_trainer.data.prepare.settings import SHARD_BYTES, Settings
@@ -20,6 +21,7 @@ from pseudoreal_trainer.data.tokenizer.train import LEAST_VOCABULARY, train_toke
 from pseudoreal_trainer.data.tokens.inspection import Inspection, first_documents, inspect, verify
 from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.logs import configure_logs
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100
@@ -29,9 +31,10 @@ _SHOWN_TOKENS = 100
 @click.group()
 def data() -> None:
     """Text to tokens: train a tokenizer, prepare token files, inspect them."""
+    configure_logs(sys.stderr)  # standard output is for results
 
 
-_INPUTS = click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+_INPUTS = click.argument("inputs", nargs=-1, required=True)
 _FIELD = click.option("--text-field", default="text", show_default=True, help="Field or column that holds the text.")
 _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
 
@@ -48,7 +51,7 @@ _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
     type=click.IntRange(min=1),
     help="Most text used.",
 )
-def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
+def train(inputs: tuple[str, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
     """Train a byte-level BPE on a sample of the text in INPUTS.
 
     INPUTS are as for `pseudoreal data prepare`. The same inputs give the same tokenizer, byte for byte.
@@ -66,7 +69,9 @@ def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_fie
 
 _PREPARE_HELP = f"""Turn the text in INPUTS into token files in a folder.
 
-INPUTS are files and folders: {KINDS}. An interrupted run continues where it ended when it is started again.
+INPUTS are files and folders: {KINDS}. They may be under a URL, with wildcards: hf://datasets/OWNER/NAME[@REVISION]/PATH,
+s3://, gs://, az:// and https://; from there, {REMOTE_KINDS}. An interrupted run continues where it ended when it is
+started again.
 """
 
 
@@ -104,7 +109,7 @@ INPUTS are files and folders: {KINDS}. An interrupted run continues where it end
     help="Documents of an input, or of several small ones, that may be left out.",
 )
 def prepare_command(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
     output: Path,
     tokenizer: str,
     end_of_document: int | None,

@@ -31,7 +31,7 @@ class PrepareDisplay:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None, rates="")
+        self._task = self._bar.add_task("", total=None, rates="finding the inputs")
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -6,7 +6,7 @@ The progress is recorded in one file, replaced after each shard: a killed run lo
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pseudoreal_trainer.data.prepare import shards
 from pseudoreal_trainer.data.prepare.encoding import Encoder, Faults
-from pseudoreal_trainer.data.prepare.formats.records import Record
+from pseudoreal_trainer.data.prepare.formats.records import Mark, Record
 from pseudoreal_trainer.data.prepare.inputs import Group
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.prepare.shards import Target, gather
@@ -29,6 +29,20 @@ RECORDS = "prepared"
 """Folder, beside the shards, with one file per group."""
 
 
+class Next(ApiModel):
+    """Place from which the records of a group are read after a shard; what is before it is not read again. It is the
+    end of the shard's last record, or a place before that if an input can be read from its start alone."""
+
+    input: int = 0
+    """Index of the input in the group."""
+    number: int = 0
+    """Lines or rows of this input before the place."""
+    byte: int = 0
+    """Bytes of this input before the place; 0 for rows."""
+    records: int = 0
+    """Number of records of the group before the place."""
+
+
 class Done(ApiModel):
     """Record of a finished shard."""
 
@@ -38,6 +52,8 @@ class Done(ApiModel):
     malformed: int
     """Number of these records that were left out."""
     padding: int
+    next: Next = Next()
+    """Where the records after the shard are."""
 
 
 class GroupRecord(ApiModel):
@@ -74,9 +90,15 @@ def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> Group
     record = record.model_copy(update={"shards": intact, "is_finished": False})
     _remove_leftovers(work, len(intact))
     faults = Faults(work.settings.most_malformed, intact[-1].malformed if intact else 0)
-    for done in _write_shards(work, tokenizer, progress, record, faults):
-        record = record.model_copy(update={"shards": [*record.shards, done]})
-        _write_record(work, record)
+    try:
+        for done in _write_shards(work, tokenizer, progress, record, faults):
+            record = record.model_copy(update={"shards": [*record.shards, done]})
+            _write_record(work, record)
+    except InvalidJobError:
+        # What looks malformed may be one half of an old file and one of a new one.
+        for each in work.group.inputs:
+            each.check_unchanged()
+        raise
     record = record.model_copy(update={"malformed": faults.count, "is_finished": True})
     _write_record(work, record)
     return record
@@ -84,7 +106,7 @@ def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> Group
 
 def _read_record(work: Work, tokenizer: Tokenizer) -> GroupRecord:
     """Return the record of an earlier run; an empty record if that run had other content, or the file is unreadable."""
-    parts = [work.settings.identity(tokenizer), *(each.sha256() for each in work.group.inputs)]
+    parts = [work.settings.identity(tokenizer), *(each.digest() for each in work.group.inputs)]
     source = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     names = [each.name for each in work.group.inputs]
     nothing = GroupRecord(source=source, inputs=names, shards=[], is_finished=False)
@@ -127,24 +149,39 @@ def _write_shards(
     target = Target(
         work.folder, work.group.number, tokenizer.vocabulary, tokenizer.end_of_document, work.settings.sequence
     )
-    records = record.shards[-1].records if record.shards else 0
-    rest = islice(_records(work, tokenizer), records, None)
+    records, begin = (record.shards[-1].records, record.shards[-1].next) if record.shards else (0, Next())
+    reader = _Reader(work, tokenizer, begin)
+    rest = islice(reader.records(), records - begin.records, None)
     batches = gather(rest, Encoder(tokenizer), faults, progress, work.settings.shard_tokens(tokenizer))
     for index, batch in enumerate(batches, start=len(record.shards)):
         records += batch.records
         if batch.documents:
             shard, padding = target.write(index, batch.documents)
-            yield Done(shard=shard, records=records, malformed=faults.count, padding=padding)
+            yield Done(shard=shard, records=records, malformed=faults.count, padding=padding, next=reader.next)
 
 
-def _records(work: Work, tokenizer: Tokenizer) -> Iterator[tuple[str, Record]]:
-    """Yield all records of the group, each with the name of its input; positions count from the start of the group."""
-    before = 0
-    for each in work.group.inputs:
-        for record in each.records(work.settings.text_field, tokenizer.end_of_document):
-            yield each.name, Record(record.place, before + record.position, record.content)
-        each.check_unchanged()
-        before += each.size
+class _Reader:
+    """Records of the group from a place on, and the place from which reading can go on after the last of them."""
+
+    def __init__(self, work: Work, tokenizer: Tokenizer, begin: Next) -> None:
+        self._work, self._end_of_document = work, tokenizer.end_of_document
+        self.next = begin
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Yield the records, each with the name of its input; positions count from the start of the group."""
+        inputs, count = self._work.group.inputs, self.next.records
+        before = sum(each.size for each in inputs[: self.next.input])
+        for index in range(self.next.input, len(inputs)):
+            each = inputs[index]
+            begin = Mark(self.next.number, self.next.byte)
+            for record in each.records(self._work.settings.text_field, self._end_of_document, begin):
+                count += 1
+                if (end := record.end) is not None:
+                    self.next = Next(input=index, number=end.number, byte=end.byte, records=count)
+                yield each.name, replace(record, position=before + record.position)
+            each.check_unchanged()
+            self.next = Next(input=index + 1, records=count)
+            before += each.size
 
 
 def _write_record(work: Work, record: GroupRecord) -> None:

@@ -4,59 +4,74 @@ numbers of shards."""
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from pseudoreal_trainer.data.prepare.files import InputFile, LocalFile
 from pseudoreal_trainer.data.prepare.formats.fast_llm import fast_llm_records
 from pseudoreal_trainer.data.prepare.formats.mds import MdsDataset, read_mds
 from pseudoreal_trainer.data.prepare.formats.parquet import parquet_records
-from pseudoreal_trainer.data.prepare.formats.records import Record
+from pseudoreal_trainer.data.prepare.formats.records import START, Mark, Record
 from pseudoreal_trainer.data.prepare.formats.text_files import json_records, text_records
-from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.data.prepare.remote import is_remote, remote_files
+from pseudoreal_trainer.errors import InvalidJobError
 
 GROUP_BYTES = 16 << 20
 """Size in bytes at which a group of consecutive inputs ends; the group includes the input that reaches it. Ten thousand
 small files therefore do not become as many shards. An MDS folder is a group of its own."""
 
-_READERS: dict[str, Callable[[Path, str], Iterator[Record]]] = {
-    ".txt": lambda file, _: text_records(file),
+_READERS: dict[str, Callable[[InputFile, str, Mark], Iterator[Record]]] = {
+    ".txt": lambda file, *_: text_records(file),
     ".jsonl": json_records,
     ".json": json_records,
     ".parquet": parquet_records,
-    ".fast_llm_dataset": lambda file, _: fast_llm_records(file),
 }
+_FAST_LLM = ".fast_llm_dataset"
 _COMPRESSED = (".gz", ".zst")
 _WITH_COMPRESSION = (".txt", ".jsonl", ".json")
-KINDS = "*.jsonl, *.json or *.txt (also .gz or .zst), *.parquet, *.fast_llm_dataset, or a folder in the format MDS"
+REMOTE_KINDS = "*.jsonl, *.json or *.txt (also .gz or .zst), *.parquet"
+KINDS = f"{REMOTE_KINDS}, *.fast_llm_dataset, or a folder in the format MDS"
 
 
 @dataclass(frozen=True)
 class Input:
     name: str
     """Path below the given folder; for a file or MDS folder that was given itself, its name."""
-    path: Path
-    files: tuple[Path, ...]
+    path: str
+    """Path or URL, without secrets."""
+    files: tuple[InputFile, ...]
     """The files that are read."""
-    size: int
-    """Bytes of all files when they were found."""
     mds: MdsDataset | None = None
 
-    def records(self, field: str, end_of_document: int) -> Iterator[Record]:
+    @property
+    def size(self) -> int:
+        """Bytes of all files when they were found."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def identity(self) -> str:
+        return self.files[0].identity
+
+    def records(self, field: str, end_of_document: int, begin: Mark = START) -> Iterator[Record]:
+        """Yield the records from `begin` on, a mark of an earlier record."""
         if self.mds is not None:
             return self.mds.records(field, end_of_document)
-        kind = _kind(self.path)
+        (file,) = self.files
+        kind = _kind(file.name)
+        if kind == _FAST_LLM:
+            return fast_llm_records(Path(file.name))
         assert kind is not None, "`_inputs_of` rejects files of unknown kind"
-        return _READERS[kind](self.path, field)
+        return _READERS[kind](file, field, begin)
 
     def check_unchanged(self) -> None:
-        """Raise TrainingError if the files have changed in size: another process is writing them."""
-        if (size := _size(self.files)) != self.size:
-            raise TrainingError(f"{self.path} had {self.size:,} bytes and has {size:,} now: it is being written")
+        """Raise TrainingError if a file is not the one that was found: another process is writing it."""
+        for file in self.files:
+            file.check_unchanged()
 
-    def sha256(self) -> str:
+    def digest(self) -> str:
+        """Return the SHA-256 of the content; for remote files, of what identifies their content."""
         digest = hashlib.sha256()
-        for path in self.files:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+        for file in self.files:
+            digest.update(file.digest())
         return digest.hexdigest()
 
 
@@ -70,15 +85,15 @@ class Group:
         return sum(each.size for each in self.inputs)
 
 
-def find_inputs(paths: Sequence[Path]) -> list[Input]:
-    """Return the inputs in the order of `paths`; inputs of a folder in the order of their names. Raises InvalidJobError
-    if there are none, or an input is given twice."""
-    found = [each for path in paths for each in _inputs_of(path)]
-    seen: set[Path] = set()
+def find_inputs(places: Sequence[str | Path]) -> list[Input]:
+    """Return the inputs in the order of `places`, paths or URLs; inputs of a folder or pattern in the order of their
+    names. Raises InvalidJobError if there are none, or an input is given twice."""
+    found = [each for place in places for each in (_remote_inputs if is_remote(str(place)) else _inputs_of)(place)]
+    seen: set[str] = set()
     for each in found:
-        if (path := each.path.resolve()) in seen:
+        if each.identity in seen:
             raise InvalidJobError(f"{each.path} is given twice; its text would be trained on twice as often")
-        seen.add(path)
+        seen.add(each.identity)
     return found
 
 
@@ -94,10 +109,19 @@ def groups_of(inputs: Sequence[Input]) -> list[Group]:
     return [Group(number, tuple(members)) for number, members in enumerate(groups)]
 
 
-def _inputs_of(path: Path) -> list[Input]:
+def _remote_inputs(place: str | Path) -> list[Input]:
+    def is_read(name: PurePath) -> bool:
+        return _kind(name) in _READERS
+
+    files = remote_files(str(place), is_read, REMOTE_KINDS)
+    return [Input(name, str(file), (file,)) for name, file in files]
+
+
+def _inputs_of(place: str | Path) -> list[Input]:
+    path = Path(place)
     if path.is_dir():
         if (mds := read_mds(path)) is not None:
-            return [Input(path.name, path, mds.files, _size(mds.files), mds)]
+            return [Input(path.name, str(path), tuple(LocalFile.found(file) for file in mds.files), mds)]
         # An uncompressed .json is mostly metadata; a .json file with text has to be named by the user.
         files = [file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file()]
         if not files:
@@ -111,16 +135,12 @@ def _inputs_of(path: Path) -> list[Input]:
 
 
 def _file(path: Path, name: str) -> Input:
-    return Input(name, path, (path,), _size((path,)))
+    return Input(name, str(path), (LocalFile.found(path),))
 
 
-def _size(files: tuple[Path, ...]) -> int:
-    return sum(file.stat().st_size for file in files)
-
-
-def _kind(path: Path) -> str | None:
+def _kind(path: PurePath) -> str | None:
     """Return the suffix that determines the reader; None: there is no reader for the file."""
     if path.suffix in _COMPRESSED:
-        inner = Path(path.stem).suffix
+        inner = PurePath(path.stem).suffix
         return inner if inner in _WITH_COMPRESSION else None
-    return path.suffix if path.suffix in _READERS else None
+    return path.suffix if path.suffix in (*_READERS, _FAST_LLM) else None

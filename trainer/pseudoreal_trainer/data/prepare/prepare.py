@@ -43,7 +43,7 @@ class Prepared:
 
 
 def prepare(
-    paths: Sequence[Path],
+    places: Sequence[str | Path],
     output: Path,
     tokenizer_path: str,
     end_of_document: int | None,
@@ -54,7 +54,7 @@ def prepare(
     """Write the shards that are missing in the folder `output`. `tick` is called with the progress of all groups and
     the bytes of all inputs. Raises InvalidJobError if inputs or options cannot be used."""
     tokenizer = load_tokenizer(tokenizer_path, end_of_document)
-    groups = groups_of(find_inputs(paths))
+    groups = groups_of(find_inputs(places))
     output.mkdir(parents=True, exist_ok=True)
     with _alone(output):
         _agree_on_plan(output, _plan(tokenizer, settings, groups))

@@ -4,9 +4,11 @@ Workers are spawned, because the tokenizers library must not be forked once it h
 thread. Workers end with their parent process, even if the parent is killed.
 """
 
+import errno
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -24,6 +26,7 @@ from pseudoreal_trainer.data.prepare.encoding import Document
 from pseudoreal_trainer.data.prepare.group import GroupRecord, Work, prepare_group
 from pseudoreal_trainer.data.tokenizer.tokenizer import load_tokenizer
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.logs import configure_logs
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _TICK_SECONDS = 0.5
@@ -139,6 +142,7 @@ def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
     """Prepare one group after another until the process is terminated."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent terminates the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    configure_logs(sys.stderr)
     os.environ["RAYON_NUM_THREADS"] = "1"  # before the tokenizers library creates its thread pool
     loaded, counts = load_tokenizer(tokenizer.path, tokenizer.end_of_document), _counts(shared)
     while True:
@@ -151,8 +155,13 @@ def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
         except (InvalidJobError, TrainingError) as error:
             asked.send(type(error)(str(error)))
         except Exception as error:
-            said = str(error) if isinstance(error, OSError) else traceback.format_exc()
-            asked.send(TrainingError(f"group {work.group.number} was not prepared: {said}"))
+            asked.send(TrainingError(f"group {work.group.number} was not prepared: {_said(error)}"))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error}; make room, and start the command again: it goes on after the last finished shard"
+    return str(error) if isinstance(error, OSError) else traceback.format_exc()
 
 
 def _end_with_parent() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pseudoreal_trainer.data.prepare import encoding
+from pseudoreal_trainer.data.prepare.files import LocalFile
 from pseudoreal_trainer.data.prepare.formats import compressed, text_files
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
@@ -151,7 +152,7 @@ class TestLongDocuments:
         text = "".join(TEXTS) + "é漢🏖" * 100
         (folder / "a.txt").write_text(text)
         monkeypatch.setattr("pseudoreal_trainer.data.prepare.formats.compressed._PORTION", 77)
-        [record] = text_files.text_records(folder / "a.txt")
+        [record] = text_files.text_records(LocalFile.found(folder / "a.txt"))
         assert [*record.content()] == [*text_files.pieces(text)]
 
     def test_their_tokens_are_mostly_those_of_the_whole(self, folder: Path, tokenizer: Tokenizer) -> None:
@@ -237,7 +238,7 @@ class TestBombs:
     def test_no_more_is_decompressed_at_a_time_than_a_portion(self, bomb: Path) -> None:
         tracemalloc.start()
         try:
-            sizes = [len(content) for content, _ in compressed.read_chunks(bomb)]
+            sizes = [len(content) for content, _ in compressed.read_chunks(LocalFile.found(bomb))]
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -249,7 +250,7 @@ class TestBombs:
         """The last bytes that gzip has buffered must be read after the end of the file."""
         for size in ((1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1 << 21):
             (folder / "a.txt.gz").write_bytes(gzip.compress(bytes(size)))
-            chunks = [content for content, _ in compressed.read_chunks(folder / "a.txt.gz")]
+            chunks = [content for content, _ in compressed.read_chunks(LocalFile.found(folder / "a.txt.gz"))]
             assert b"".join(chunks) == bytes(size)
 
     def test_a_line_that_is_too_long_is_named_and_the_others_are_read(
@@ -273,7 +274,7 @@ class TestBombs:
         monkeypatch.setattr(encoding, "MOST_SHARD_BYTES", 1 << 20)
         taken, chunks = [], compressed.read_chunks
 
-        def counted(file: Path) -> Iterator[tuple[bytes, int]]:
+        def counted(file: LocalFile) -> Iterator[tuple[bytes, int]]:
             for content, position in chunks(file):
                 taken.append(len(content))
                 yield b"words and others " * (len(content) // 17), position

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from pseudoreal_trainer.data.prepare.files import LocalFile
 from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import Ids, Malformed, Record, Text
 from pseudoreal_trainer.data.prepare.formats.text_files import pieces
@@ -173,7 +174,7 @@ def _content(file: Path, most: int) -> bytes:
     """Return the content of the whole shard (64 MiB with the writer's default). Raises InvalidJobError if the shard has
     more than `most` bytes."""
     parts, size = list[bytes](), 0
-    for content, _ in read_chunks(file):
+    for content, _ in read_chunks(LocalFile.found(file)):
         parts.append(content)
         size += len(content)
         if size > most:

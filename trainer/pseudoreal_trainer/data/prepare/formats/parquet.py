@@ -2,39 +2,55 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
+from pseudoreal_trainer.data.prepare.files import InputFile
+from pseudoreal_trainer.data.prepare.formats.records import START, Malformed, Mark, Record, Text
 from pseudoreal_trainer.data.prepare.formats.text_files import pieces
 from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 if TYPE_CHECKING:
     from pyarrow import Schema
+    from pyarrow.parquet import FileMetaData
 
 _ROWS = 256
 """Number of rows decoded at once."""
 
 
-def parquet_records(file: Path, field: str) -> Iterator[Record]:
-    """Yield one record per row, with its text in the column `field`. Raises InvalidJobError if the file is damaged or
-    has no such text column."""
+def parquet_records(file: InputFile, field: str, begin: Mark = START) -> Iterator[Record]:
+    """Yield one record per row from `begin` on, with its text in the column `field`; no other column is read. Raises
+    InvalidJobError if the file is damaged or has no such text column."""
     with from_extra("data"):
         import pyarrow
         import pyarrow.parquet
     try:
-        with pyarrow.parquet.ParquetFile(file) as opened:
+        with file.open() as content, pyarrow.parquet.ParquetFile(content) as opened:
             _check_column(file, opened.schema_arrow, field)
-            rows, size, number = max(opened.metadata.num_rows, 1), file.stat().st_size, 0
-            for batch in opened.iter_batches(_ROWS, columns=[field], use_threads=False):
+            rows = max(opened.metadata.num_rows, 1)
+            first, number = _row_group(opened.metadata, begin.number)
+            row_groups = range(first, opened.metadata.num_row_groups)
+            for batch in opened.iter_batches(_ROWS, row_groups, columns=[field], use_threads=False):
                 for text in batch.column(0).to_pylist():
                     number += 1
-                    yield Record(f"row {number:,}", size * number // rows, partial(_text, text, field))
+                    if number > begin.number:
+                        done = file.size * number // rows
+                        yield Record(f"row {number:,}", done, partial(_text, text, field), Mark(number))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidJobError(f"{file} cannot be read as Parquet ({error}); copy it again") from error
 
 
-def _check_column(file: Path, schema: "Schema", field: str) -> None:
+def _row_group(metadata: "FileMetaData", row: int) -> tuple[int, int]:
+    """Return the row group that holds the row, or the number of row groups, and the number of rows before it."""
+    before = 0
+    for index in range(metadata.num_row_groups):
+        rows = metadata.row_group(index).num_rows
+        if before + rows > row:
+            return index, before
+        before += rows
+    return metadata.num_row_groups, before
+
+
+def _check_column(file: InputFile, schema: "Schema", field: str) -> None:
     from pyarrow import types
 
     if field not in schema.names:

@@ -18,6 +18,19 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Place between two records of an input, from which reading can go on."""
+
+    number: int = 0
+    """Lines or rows before it."""
+    byte: int = 0
+    """Bytes before it; 0 for rows."""
+
+
+START = Mark()
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     place: str
     """Location in the input, such as "line 17"."""
@@ -25,3 +38,5 @@ class Record:
     """Bytes of the input read up to this record; an estimate for records of unknown size."""
     content: Callable[[], Text | Ids]
     """Returns the document. Calling it, or iterating over the text, raises Malformed."""
+    end: Mark | None = None
+    """Place after the record; None: the records after it can be read from the start of the input alone."""

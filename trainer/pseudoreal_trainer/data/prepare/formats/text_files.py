@@ -4,10 +4,10 @@ import codecs
 import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
-from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
+from pseudoreal_trainer.data.prepare.files import InputFile
+from pseudoreal_trainer.data.prepare.formats.compressed import is_compressed, read_chunks
+from pseudoreal_trainer.data.prepare.formats.records import START, Malformed, Mark, Record, Text
 
 MOST_LINE_BYTES = 256 << 20
 """Maximum number of bytes in a JSON line, which is parsed as a whole."""
@@ -16,18 +16,20 @@ PIECE = 1 << 20
 bytes per character."""
 
 
-def text_records(file: Path) -> Iterator[Record]:
+def text_records(file: InputFile) -> Iterator[Record]:
     """Yield the whole file as one record."""
-    yield Record("as a whole", file.stat().st_size, partial(_file_pieces, file))
+    yield Record("as a whole", file.size, partial(_file_pieces, file))
 
 
-def json_records(file: Path, field: str) -> Iterator[Record]:
-    """Yield one record per line, an object with its text in `field`. Empty lines are skipped."""
-    for number, (line, position) in enumerate(_lines(file), start=1):
+def json_records(file: InputFile, field: str, begin: Mark = START) -> Iterator[Record]:
+    """Yield one record per line from `begin` on, an object with its text in `field`. Empty lines are skipped."""
+    is_plain = not is_compressed(file)
+    for number, (line, position, byte) in enumerate(_lines(file, begin.byte), start=begin.number + 1):
+        end = Mark(number, byte) if is_plain else None
         if line is None:
-            yield Record(f"line {number:,}", position, _too_long)
+            yield Record(f"line {number:,}", position, _too_long, end)
         elif line and not line.isspace():
-            yield Record(f"line {number:,}", position, partial(_line_text, line, field))
+            yield Record(f"line {number:,}", position, partial(_line_text, line, field), end)
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -52,7 +54,7 @@ def _cut(text: str, begin: int, limit: int) -> int:
     return space if space > 0 else limit
 
 
-def _file_pieces(file: Path) -> Text:
+def _file_pieces(file: InputFile) -> Text:
     decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
     try:
         for content, _ in read_chunks(file):
@@ -81,21 +83,24 @@ def _too_long() -> Text:
     raise Malformed(f"it has more than {MOST_LINE_BYTES:,} bytes; cut it")
 
 
-def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
-    """Yield each line without its line end, and the number of bytes of the file read so far. None: the line is too
-    long."""
-    begun = _Line()
-    position = 0
-    for content, position in read_chunks(file):
+def _lines(file: InputFile, begin: int) -> Iterator[tuple[bytes | None, int, int]]:
+    """Yield each line without its line end, the number of bytes of the file read so far, and the end of the line in the
+    decompressed content. None: the line is too long."""
+    begun, position, end = _Line(), begin, begin
+    for content, position in read_chunks(file, begin):
         first, *others = content.split(b"\n")
         begun.append(first)
         if others:
-            yield begun.take(), position
+            end += begun.size + 1
+            yield begun.take(), position, end
             *whole, last = others
-            yield from ((line, position) for line in whole)
+            for line in whole:
+                end += len(line) + 1
+                yield line, position, end
             begun.append(last)
     if begun.size:
-        yield begun.take(), position
+        end += begun.size
+        yield begun.take(), position, end
 
 
 class _Line:

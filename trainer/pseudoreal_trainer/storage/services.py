@@ -1,0 +1,105 @@
+"""Services that hold files under a URL: how fsspec reaches them, and what their errors say.
+
+Credentials come from the environment alone, as each service's own library finds them there.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_trainer.errors import TrainingError, causes
+
+_QUERY = re.compile(r"\?[^\s'\">)]+")
+_MOST_REASON = 500
+"""Maximum number of characters of a service's error that are repeated."""
+
+
+class StorageUnavailable(TrainingError):
+    """Object storage is not reachable or refuses access, so its contents are unknown."""
+
+
+@dataclass(frozen=True)
+class Service:
+    name: str
+    """Name of the service's file system in fsspec, and of the extra of this package that installs it."""
+    check: str
+    """What to check if the service gives no access."""
+
+
+SERVICES = {
+    "s3": Service("s3", "check the bucket, and AWS_ENDPOINT_URL and the credentials in the environment"),
+    "gs": Service(
+        "gs",
+        "check the bucket, and the credentials: the pod's service account, or the file that"
+        " GOOGLE_APPLICATION_CREDENTIALS names",
+    ),
+    "az": Service(
+        "az",
+        "check the container, AZURE_STORAGE_ACCOUNT_NAME, and the credentials in the environment: an identity, or"
+        " AZURE_STORAGE_ACCOUNT_KEY, _SAS_TOKEN or _CONNECTION_STRING",
+    ),
+    "hf": Service("hf", "check the name, and that the token in HF_TOKEN may read it"),
+    "https": Service("https", "check the address"),
+}
+
+
+def scheme_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def service_of(url: str) -> Service:
+    return SERVICES[scheme_of(url)]
+
+
+def file_system(url: str) -> Any:
+    """Return the fsspec file system for the URL. Raises StorageUnavailable if its packages are not installed."""
+    name = service_of(url).name
+    # The library reads this variable when it is imported.
+    options = {"endpoint": os.environ.get("HF_ENDPOINT")} if name == "hf" else {}
+    with packages_of(url):
+        import fsspec
+
+        # Listings are not cached: other processes write meanwhile.
+        return fsspec.filesystem(name, use_listings_cache=False, **options)
+
+
+@contextmanager
+def packages_of(url: str) -> Iterator[None]:
+    """Turn the ImportError of a service's packages into StorageUnavailable, which names them."""
+    try:
+        yield
+    except ImportError as error:
+        raise StorageUnavailable(
+            f"{without_secrets(url)} needs the packages of pseudoreal[{service_of(url).name}], which are not installed"
+        ) from error
+
+
+def unavailable(url: str, error: BaseException) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"object storage does not give access to {without_secrets(url)}: {reason(error)}; {service_of(url).check}"
+    )
+
+
+def reason(error: BaseException) -> str:
+    """Return a service's error as text. Query strings are left out, because they may hold a signature."""
+    text = without_secrets(f"{type(error).__name__}: {error}")
+    return text if len(text) <= _MOST_REASON else f"{text[:_MOST_REASON]}…"
+
+
+def without_secrets(text: str) -> str:
+    return _QUERY.sub("?…", text)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status of the answer behind a service's error; None if there was no answer."""
+    for each in causes(error):
+        response = getattr(each, "response", None)
+        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        found = [metadata.get("HTTPStatusCode"), getattr(response, "status_code", None)]
+        found += [getattr(each, name, None) for name in ("status", "status_code", "code")]
+        if statuses := [number for number in found if isinstance(number, int) and 100 <= number < 600]:
+            return statuses[0]
+    return None
