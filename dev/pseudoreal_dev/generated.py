@@ -1,5 +1,5 @@
-"""Checks generated files for staleness: the CustomResourceDefinition and its reference, the charts' READMEs, the version,
-and the document of what has run where."""
+"""Checks generated files for staleness: the CustomResourceDefinition and its reference, the charts' READMEs, the
+version, and the document of what has run where."""
 
 from pseudoreal_api.publish import crd, reference
 
