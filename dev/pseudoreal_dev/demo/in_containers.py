@@ -122,9 +122,11 @@ def _resume(tool: Tool, kubernetes: Kubernetes, log: Path) -> None:
 def _tool_problems() -> list[Problem]:
     if find_tool():
         return []
-    but = ", and minikube refuses root" if shutil.which("minikube") else ""
-    names = ", ".join(tool.program for tool in TOOLS)
-    return [Problem(f"none of {names} can be run from the PATH{but}", "Install one of them")]
+    if shutil.which("minikube"):
+        return [
+            Problem("of kind, minikube and k3d, only minikube is on the PATH, and it refuses root", "Do not use sudo")
+        ]
+    return [Problem("kind, minikube and k3d are not on the PATH", "Install one of them")]
 
 
 def _refuses_root(tool: Tool) -> bool:

@@ -108,7 +108,7 @@ def test_a_second_run_takes_the_cluster_and_the_images_that_exist(tool: str, pro
     programs.add("kubectl", {"*get nodes*": f"echo '{nodes}'"})
     assert target.choose().trainer_image == first.trainer_image
     again = programs.calls()[before:]
-    assert [call for call in again if call.startswith("docker") and "info" not in call and "inspect" not in call] == []
+    assert not [call for call in again if " build " in call or " save " in call]
     wanted = [line.format(file=file_of(tool)) for line in RESUMED[tool]]
     assert [call for call in again if f"{tool} " in call and not any(question in call for question in LISTS)] == wanted
 
@@ -143,8 +143,9 @@ def test_minikube_is_no_choice_for_root(programs: Programs, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("there", "answers", "reason"),
     [
-        ((), {}, "none of kind, minikube, k3d can be run from the PATH; kubectl is not on the PATH; helm is not on"),
-        (("docker", "kubectl", "helm"), {}, "none of kind, minikube, k3d can be run from the PATH."),
+        ((), {}, "because kind, minikube and k3d are not on the PATH; kubectl is not on the PATH; helm is not on"),
+        (("docker", "kubectl", "helm"), {}, "because kind, minikube and k3d are not on the PATH."),
+        (("docker", "minikube", "kubectl", "helm"), {}, "only minikube is on the PATH, and it refuses root."),
         (("docker", "kind", "kubectl"), {}, "helm is not on the PATH."),
         (EVERYTHING, {"info*": f"echo '{fakes.NO_DAEMON}' >&2; exit 1"}, f"Docker does not answer ({fakes.NO_DAEMON})"),
         (EVERYTHING, {"info*": f"""echo '{{"ServerErrors":["{fakes.NO_DAEMON}"]}}'"""}, f"({fakes.NO_DAEMON})"),
@@ -230,7 +231,7 @@ def test_the_cluster_of_our_own_is_taken_where_it_is_up(programs: Programs, monk
     monkeypatch.setattr(cluster, "status", lambda: cluster.Status((), ""))
     with pytest.raises(OwnCluster):
         target.choose()
-    assert programs.calls() == []
+    assert not [call for call in programs.calls() if "apt" not in call]
 
 
 def test_what_depends_on_the_machine_comes_before_the_compilation(
