@@ -83,9 +83,9 @@ def test_the_demo_makes_a_cluster_in_docker(tool: str, programs: Programs, capsy
     """Its kubeconfig is a file of its own, so the user's own, and with it the current context, stays as it is."""
     fakes.add(programs, "docker", tool, "kubectl", "helm")
     found = target.choose()
-    assert (
-        f"The demo runs on {tool}: it, kubectl and helm are on the PATH, and Docker answers." in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"The demo runs on {tool}: it, kubectl and helm are on the PATH, and Docker answers." in said
+    assert f"stays until `{tool} " in said
     created = [line.format(file=file_of(tool)) for line in CREATED[tool]]
     archives = [f"{os.environ['PSEUDOREAL_CACHE']}/images/{image}.tar" for image in ("operator", "trainer")]
     loaded = [LOADED[tool].format(archive=archive, cluster="pseudoreal-demo") for archive in archives]
@@ -246,6 +246,18 @@ def test_what_depends_on_the_machine_comes_before_the_compilation(
     programs.add("apt-cache", {"*": "echo 'python3 | 3.10.4-0ubuntu2 | http://a jammy/main amd64 Packages'"})
     with pytest.raises(DevError, match=r"Ubuntu jammy has Python 3.10, and the images need 3.11 or newer"):
         target.local()
+
+
+def test_a_cluster_that_was_just_started_gets_time_to_answer(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudoreal_dev.cluster.kubectl.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(in_containers, "ANSWER_SECONDS", 60)
+    fakes.add(programs, "docker", "kind", "kubectl", "helm")
+    later = '[ -e "$STATE/asked" ] && echo ok || { : > "$STATE/asked"; exit 1; }'
+    programs.add("kubectl", {**fakes.KUBECTL, "*get --raw=/readyz*": later})
+    target.choose()
+    assert len([call for call in programs.calls("kubectl") if "readyz" in call]) == 2
 
 
 @pytest.mark.parametrize("tool", ["kind", "k3d", "minikube"])
