@@ -13,6 +13,7 @@ from pseudoreal_dev.images.images import Image, Target
 from pseudoreal_dev.machine import docker, paths
 from pseudoreal_dev.machine.docker import Docker
 from pseudoreal_dev.machine.errors import DevError, Missing, Problem
+from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
 CLUSTER = "pseudoreal-demo"
@@ -96,7 +97,8 @@ def provide_images(tool: Tool, cluster: str, kubernetes: Kubernetes) -> tuple[Im
 
 def _load(tool: Tool, cluster: str, image: Image) -> None:
     log, archive = paths.logs() / "image-load.log", paths.images() / f"{image.target}.tar"
-    with progress.step(f"loading the {image.target} image into {cluster}", cost=Cost.FIRST_RUN, log=log):
+    step = progress.step(f"loading the {image.target} image into {cluster}", cost=Cost.FIRST_RUN, log=log)
+    with exclusive("images"), step:
         try:
             docker.save(image.name, archive, log)
             tool.load(archive, image.name, cluster, log)
@@ -122,9 +124,11 @@ def _resume(tool: Tool, kubernetes: Kubernetes, log: Path) -> None:
 def _tool_problems() -> list[Problem]:
     if find_tool():
         return []
-    but = ", and minikube refuses root" if shutil.which("minikube") else ""
-    names = ", ".join(tool.program for tool in TOOLS)
-    return [Problem(f"none of {names} can be run from the PATH{but}", "Install one of them")]
+    if shutil.which("minikube"):
+        return [
+            Problem("of kind, minikube and k3d, only minikube is on the PATH, and it refuses root", "Do not use sudo")
+        ]
+    return [Problem("kind, minikube and k3d are not on the PATH", "Install one of them")]
 
 
 def _refuses_root(tool: Tool) -> bool:

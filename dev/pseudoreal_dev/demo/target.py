@@ -56,10 +56,11 @@ def choose() -> Target:
         return _named(context)
     if _own_is_up():
         progress.say("The demo runs on the cluster of its own on this machine, which is up.")
-        return _bring_up_own()
+        return local()
     tool, in_docker = in_containers.find_tool(), in_containers.problems()
     if tool and not in_docker:
         progress.say(f"The demo runs on {tool.program}: it, kubectl and helm are on the PATH, and Docker answers.")
+        progress.say(f"Its cluster {in_containers.CLUSTER} stays until `{tool.deletion(in_containers.CLUSTER)}`.")
         return _in_containers(tool)
     if own := [*preflight.problems(preflight.look()), *base_image.problems()]:
         raise DevError(_lacks(in_docker, own))
