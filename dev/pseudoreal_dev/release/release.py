@@ -174,7 +174,16 @@ def _build_images(release: _Release, wishes: Wishes) -> None:
 def _build_wheel(release: _Release) -> None:
     uv = Path(sys.executable).with_name("uv")
     build_lock = release.source / "requirements" / "build.txt"
-    command = [uv, "build", "--quiet", "--wheel", "--sdist", "--build-constraints", build_lock, "--require-hashes"]
+    command: list[str | Path] = [
+        uv,
+        "build",
+        "--quiet",
+        "--wheel",
+        "--sdist",
+        "--build-constraints",
+        build_lock,
+        "--require-hashes",
+    ]
     time = {"SOURCE_DATE_EPOCH": str(release.time)}
     shell.output([*command, "--out-dir", release.folder, release.source], environment=time)
     (release.folder / ".gitignore").unlink(missing_ok=True)
