@@ -49,7 +49,7 @@ def install_yaml(helm: Path, chart: Path, version: str, *, published: bool) -> s
     documents.sort(key=lambda document: _kind(document) != "CustomResourceDefinition")
     commands = "\n".join(f"#   {line}" for line in COMMANDS.splitlines())
     head = _HEAD.format(version=version, secret=SECRET, commands=commands)
-    return head + ("" if published else _IMAGES_UNPUBLISHED) + "---\n".join(["", namespace, *documents])
+    return head + ("" if published else _IMAGES_UNPUBLISHED) + "---\n".join([namespace, *documents])
 
 
 def kustomization(installed: str) -> str:
