@@ -45,7 +45,9 @@ def install_yaml(helm: Path, chart: Path, version: str, *, published: bool) -> s
     where = [f"--namespace={NAMESPACE}", "--no-hooks", f"--kube-version={about['kubeVersion'].strip('>=')}"]
     rendered = shell.output([helm, "template", RELEASE, chart, *where, *values])
     namespace = f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {NAMESPACE}\n"
-    documents = [document.strip("\n") + "\n" for document in rendered.split("\n---\n") if _kind(document)]
+    documents = [
+        document.strip("\n") + "\n" for document in re.split("^---$", rendered, flags=re.MULTILINE) if _kind(document)
+    ]
     documents.sort(key=lambda document: _kind(document) != "CustomResourceDefinition")
     commands = "\n".join(f"#   {line}" for line in COMMANDS.splitlines())
     head = _HEAD.format(version=version, secret=SECRET, commands=commands)
