@@ -107,8 +107,9 @@ def _build(variant: Variant, source: Source, wanted: str) -> str:
     )
     labels = [word for label in _labels(source, digest) for word in ("--label", label)]
     volumes = [word for mount in build_settings.mounts() for word in ("--volume", mount)]
-    given = ["--platform", wanted, "--timestamp", str(source.time), "--identity-label=false", "--layers"]
-    arguments = ["--build-arg", f"BASE_IMAGE={base if source.on_local_base else f'{base}@{digest}'}"]
+    given = ["--platform", wanted, "--timestamp", str(source.time), "--identity-label=false", "--layers", "--no-cache"]
+    image = base if source.on_local_base else f"{base}@{digest}"
+    arguments = ["--build-arg", f"BASE_IMAGE={image}", "--build-arg", f"SOURCE_DATE_EPOCH={source.time}"]
     with progress.step(f"building the {variant} image for {wanted}", log=log):
         buildah.clear_leftovers()
         options = [*given, *variant.build_options, *arguments, *labels, *volumes, "--tag", name]
