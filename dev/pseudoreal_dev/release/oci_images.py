@@ -140,6 +140,8 @@ def _write(variant: Variant, source: Source, names: list[str], archive: Path) ->
     for name in names:
         buildah.output("manifest", "add", listed, name)
     buildah.output("manifest", "push", "--all", "--rm", listed, f"oci:{layout}:{variant.tag(source.version)}")
+    for name in names:
+        buildah.output("rmi", name)
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     archives.tar_folder(layout, archive, source.time)
     shutil.rmtree(layout)
