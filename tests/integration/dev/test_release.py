@@ -13,8 +13,8 @@ import pytest
 import yaml
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_dev.machine import paths
-from pseudoreal_dev.release import manifests, oci_images, release, version
+from pseudoreal_dev.machine import paths, version
+from pseudoreal_dev.release import manifests, oci_images, release
 from pseudoreal_dev.release.oci_images import Built, Variant
 from pseudoreal_dev.release.release import Wishes
 
