@@ -9,6 +9,8 @@ FROM ${BASE_IMAGE} AS base
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Lines of sources.list in place of the base's own, for instance those of a snapshot of Debian: the same packages every time.
 ARG APT_SOURCES=
+# Seconds, in place of the time of the build: Python's compiled files and the user's entry get it, so the bytes are the same.
+ARG SOURCE_DATE_EPOCH
 # torch asks for the name of the user, so the numeric id that the pods run under needs an entry.
 RUN if [ -n "$APT_SOURCES" ]; then rm -f /etc/apt/sources.list.d/*; echo "$APT_SOURCES" > /etc/apt/sources.list; fi \
  && groupadd --gid 10001 pseudoreal \
@@ -16,6 +18,7 @@ RUN if [ -n "$APT_SOURCES" ]; then rm -f /etc/apt/sources.list.d/*; echo "$APT_S
  && python3 -m venv /opt/venv
 
 FROM base AS operator
+ARG SOURCE_DATE_EPOCH
 COPY requirements/operator.txt /tmp/requirements.txt
 RUN pip install --require-hashes -r /tmp/requirements.txt
 COPY dev/pseudoreal_dev/images/licences.py /tmp/licences.py
@@ -39,6 +42,7 @@ COPY examples/corpus.sh /tmp/corpus.sh
 RUN apt-get update -qq && bash /tmp/corpus.sh /corpus
 
 FROM base AS trainer
+ARG SOURCE_DATE_EPOCH
 COPY requirements/trainer.txt /tmp/requirements/trainer.txt
 COPY requirements/trainer-cpu.txt /tmp/requirements/trainer-cpu.txt
 COPY requirements/uv.txt /tmp/requirements/uv.txt

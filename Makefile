@@ -61,8 +61,8 @@ generate: .venv/tools ## Write the CRD and the manifest reference from the model
 	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
-	@$(BIN)/python -m pseudoreal_dev.release.version
-	@$(BIN)/python -m pseudoreal_dev.chart_readme
+	@$(BIN)/python -m pseudoreal_dev.machine.version
+	@$(BIN)/python -m pseudoreal_dev.release.chart_readme
 	@$(BIN)/python -m pseudoreal_dev.tested
 
 .PHONY: lint format

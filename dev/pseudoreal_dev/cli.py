@@ -14,7 +14,7 @@ from pseudoreal_dev.krew import plugin
 from pseudoreal_dev.machine import packages
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_dev.release import changelog, release
+from pseudoreal_dev.release import changelog, chart_readme, release
 from pseudoreal_dev.release.oci_images import Variant
 
 
@@ -101,6 +101,7 @@ def krew(url: str, homepage: str) -> None:
 @click.argument("version")
 def cut_release(version: str) -> None:
     changelog.cut(version, datetime.now(UTC).date())
+    chart_readme.write()
     progress.console.print(f"read the changes, and commit them as the release {version}")
 
 

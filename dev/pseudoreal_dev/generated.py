@@ -3,12 +3,12 @@ version, and the document of what has run where."""
 
 from pseudoreal_api.publish import crd, reference
 
-from pseudoreal_dev import chart_readme, tested
+from pseudoreal_dev import tested
 from pseudoreal_dev.demo.chart import CHART
-from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine import paths, version
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_dev.release import version
+from pseudoreal_dev.release import chart_readme
 
 COPIES = (
     paths.REPOSITORY / "crds" / crd.FILE_NAME,

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from pseudoreal_dev.machine import paths
-from pseudoreal_dev.release import version
+from pseudoreal_dev.machine import paths, version
 
 Json = dict[str, Any]
 

@@ -1,1 +1,4 @@
-"""A release: one version for all its parts, and the parts in `dist/`."""
+"""`make release`: everything that a release publishes, in `dist/`.
+
+Nothing here publishes it, and the version is in pseudoreal_dev.machine.
+"""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine import paths, version
 from pseudoreal_dev.machine.errors import DevError
-from pseudoreal_dev.release import version
 
 _UNRELEASED = "## Unreleased"
 _PROJECT_LINE = re.compile(r'^version = ".*"$', re.MULTILINE)

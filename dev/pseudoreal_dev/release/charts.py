@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from pseudoreal_dev import chart_readme
 from pseudoreal_dev.machine import shell
-from pseudoreal_dev.release import archives
+from pseudoreal_dev.release import archives, chart_readme
 from pseudoreal_dev.release.archives import Blob
 
 _CONFIG = "application/vnd.cncf.helm.config.v1+json"

@@ -2,13 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from pseudoreal_dev.machine import shell
-
-Json = dict[str, Any]
 
 NAMESPACE = RELEASE = "pseudoreal"
 SECRET = "pseudoreal-tls"  # noqa: S105 - a name
@@ -30,9 +27,26 @@ _IMAGES_UNPUBLISHED = f"""\
 # No image of this release was published when this file was made: in it they are called {UNPUBLISHED}/..., which exists
 # nowhere. Name your own in kustomization.yaml.
 """
-_KUSTOMIZATION_HEAD = """\
+_KUSTOMIZATION = """\
 # kubectl kustomize . | kubectl apply --server-side -f -
-# images: that of the operator. The patch: that of training pods.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [install.yaml]
+images:
+- {{name: {name}, newName: {name}, {key}: "{value}"}}
+patches:
+# The image of training pods.
+- patch: |
+    apiVersion: apps/v1
+    kind: Deployment
+    metadata: {{name: {release}, namespace: {namespace}}}
+    spec:
+      template:
+        spec:
+          containers:
+          - name: {container}
+            env:
+            - {{name: PSEUDOREAL_TRAINER_IMAGE, value: "{trainer}"}}
 """
 
 
@@ -45,11 +59,13 @@ def install_yaml(helm: Path, chart: Path, version: str, *, published: bool) -> s
     where = [f"--namespace={NAMESPACE}", "--no-hooks", f"--kube-version={about['kubeVersion'].strip('>=')}"]
     rendered = shell.output([helm, "template", RELEASE, chart, *where, *values])
     namespace = f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {NAMESPACE}\n"
-    documents = [document.strip("\n") + "\n" for document in rendered.split("\n---\n") if _kind(document)]
+    documents = [
+        document.strip("\n") + "\n" for document in re.split("^---$", rendered, flags=re.MULTILINE) if _kind(document)
+    ]
     documents.sort(key=lambda document: _kind(document) != "CustomResourceDefinition")
     commands = "\n".join(f"#   {line}" for line in COMMANDS.splitlines())
     head = _HEAD.format(version=version, secret=SECRET, commands=commands)
-    return head + ("" if published else _IMAGES_UNPUBLISHED) + "---\n".join(["", namespace, *documents])
+    return head + ("" if published else _IMAGES_UNPUBLISHED) + "---\n".join([namespace, *documents])
 
 
 def kustomization(installed: str) -> str:
@@ -58,32 +74,15 @@ def kustomization(installed: str) -> str:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     name, separator, version = _parts(container["image"])
     trainer = next(entry["value"] for entry in container["env"] if entry["name"] == "PSEUDOREAL_TRAINER_IMAGE")
-    image: Json = {"name": name, "newName": name, "digest" if separator == "@" else "newTag": version}
-    patch = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": RELEASE, "namespace": NAMESPACE},
-        "spec": {
-            "template": {
-                "spec": {
-                    "containers": [
-                        {
-                            "name": container["name"],
-                            "env": [{"name": "PSEUDOREAL_TRAINER_IMAGE", "value": trainer}],
-                        }
-                    ]
-                }
-            }
-        },
-    }
-    content = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["install.yaml"],
-        "images": [image],
-        "patches": [{"patch": yaml.safe_dump(patch, sort_keys=False, width=200)}],
-    }
-    return _KUSTOMIZATION_HEAD + yaml.safe_dump(content, sort_keys=False, width=200)
+    return _KUSTOMIZATION.format(
+        name=name,
+        key="digest" if separator == "@" else "newTag",
+        value=version,
+        release=RELEASE,
+        namespace=NAMESPACE,
+        container=container["name"],
+        trainer=trainer,
+    )
 
 
 def _kind(document: str) -> str | None:

@@ -107,8 +107,9 @@ def _build(variant: Variant, source: Source, wanted: str) -> str:
     )
     labels = [word for label in _labels(source, digest) for word in ("--label", label)]
     volumes = [word for mount in build_settings.mounts() for word in ("--volume", mount)]
-    given = ["--platform", wanted, "--timestamp", str(source.time), "--identity-label=false", "--layers"]
-    arguments = ["--build-arg", f"BASE_IMAGE={base if source.on_local_base else f'{base}@{digest}'}"]
+    given = ["--platform", wanted, "--timestamp", str(source.time), "--identity-label=false", "--layers", "--no-cache"]
+    image = base if source.on_local_base else f"{base}@{digest}"
+    arguments = ["--build-arg", f"BASE_IMAGE={image}", "--build-arg", f"SOURCE_DATE_EPOCH={source.time}"]
     with progress.step(f"building the {variant} image for {wanted}", log=log):
         buildah.clear_leftovers()
         options = [*given, *variant.build_options, *arguments, *labels, *volumes, "--tag", name]
@@ -139,6 +140,8 @@ def _write(variant: Variant, source: Source, names: list[str], archive: Path) ->
     for name in names:
         buildah.output("manifest", "add", listed, name)
     buildah.output("manifest", "push", "--all", "--rm", listed, f"oci:{layout}:{variant.tag(source.version)}")
+    for name in names:
+        buildah.output("rmi", name)
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     archives.tar_folder(layout, archive, source.time)
     shutil.rmtree(layout)

@@ -17,10 +17,10 @@ from packaging.version import Version
 
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.krew import plugin
-from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine import paths, shell, version
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_dev.release import changelog, charts, manifests, oci_images, version
+from pseudoreal_dev.release import changelog, charts, manifests, oci_images
 from pseudoreal_dev.release.oci_images import Variant
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_dev.release.version import read, semantic
+from pseudoreal_dev.machine.version import read, semantic
 from pseudoreal_operator.cluster.lease import IS_LEADER, LEADER_LABEL
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 

@@ -10,9 +10,8 @@ import pytest
 import yaml
 from pseudoreal_api.publish.crd import to_yaml
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_dev.chart_readme import CHARTS, Value, readme, values
-from pseudoreal_dev.machine import paths
-from pseudoreal_dev.release import version
+from pseudoreal_dev.machine import paths, version
+from pseudoreal_dev.release.chart_readme import CHARTS, Value, readme, values
 
 Json = dict[str, Any]
 

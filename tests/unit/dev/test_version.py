@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 from pseudoreal_dev import generated
-from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine import paths, version
 from pseudoreal_dev.machine.errors import DevError
-from pseudoreal_dev.release import version
 
 
 @pytest.mark.parametrize(
