@@ -1,3 +1,19 @@
+{{- /* Adds the values that release 0.3.0 did not have, where they are missing: `helm upgrade --reuse-values` puts the values of the
+release that runs in the place of this chart's own. All templates share them. */ -}}
+{{- define "pseudoreal.completeValues" -}}
+{{- include "pseudoreal.addMissing" (list .Values (.Files.Get "files/values-since-0.3.0.yaml" | fromYaml)) }}
+{{- end }}
+
+{{- define "pseudoreal.addMissing" -}}
+{{- $values := index . 0 }}
+{{- range $key, $default := index . 1 }}
+{{- if not (hasKey $values $key) }}{{ $_ := set $values $key $default }}
+{{- else if and (kindIs "map" $default) (kindIs "map" (index $values $key)) }}
+{{- include "pseudoreal.addMissing" (list (index $values $key) $default) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "pseudoreal.fullname" -}}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}

@@ -1,5 +1,6 @@
 """Installs the Helm chart from this checkout."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pseudoreal_dev.cluster.kubectl import Kubernetes
@@ -20,9 +21,10 @@ def install(
     operator_image: str,
     trainer_image: str,
     chart: Path = CHART,
+    options: Sequence[str] = ONE_NODE,
 ) -> None:
-    """Install the chart, or upgrade to it, and wait until the operator is ready."""
-    values = [*ONE_NODE, *_image_values("operator", operator_image), *_image_values("trainer", trainer_image)]
+    """Install the chart, or upgrade to it, and wait until the operator is ready. `options`: further options of helm."""
+    values = [*options, *_image_values("operator", operator_image), *_image_values("trainer", trainer_image)]
     with progress.step("helm install"):
         namespace = [f"--namespace={NAMESPACE}", "--create-namespace"]
         try:

@@ -12,10 +12,10 @@ PROGRAM = "-m pseudoreal_operator"
 _PODS = (f"--namespace={chart.NAMESPACE}", "--selector=app.kubernetes.io/component=operator")
 
 
-def install(kubernetes: Kubernetes) -> None:
+def install(kubernetes: Kubernetes, *options: str) -> None:
     """Install the chart of this checkout, or upgrade to it."""
     operator, trainer = (images.build(target).name for target in images.Target)
-    chart.install(kubernetes, operator, trainer)
+    chart.install(kubernetes, operator, trainer, options=(*chart.ONE_NODE, *options))
 
 
 def ready_operator(kubernetes: Kubernetes) -> dict[str, Any]:

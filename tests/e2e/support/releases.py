@@ -1,8 +1,10 @@
 """The previous release, built from the history of this clone."""
 
+import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
+from itertools import chain as chained
 from pathlib import Path
 
 from pseudoreal_dev.cluster import cluster
@@ -11,8 +13,8 @@ from pseudoreal_dev.demo import chart
 from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import paths
 
-PREVIOUS = "887889d"
-"""First commit with checkpoints of format version 5: jobs of an older one cannot go on after an upgrade."""
+PREVIOUS, COMMIT = "0.3.0", "f934f6a"
+_PROGRAMS = ("crds", "operator", "trainer")
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,26 @@ class Release:
     trainer: str
 
     def install(self, kubernetes: Kubernetes) -> None:
-        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal")
+        """Install the release as its users did: with its own chart and values."""
+        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal", options=())
 
 
 def previous_release(folder: Path) -> Release | None:
     """Return the release's chart, with its images loaded into the cluster; None if the history of the clone is too
-    short."""
+    short.
+
+    The images have the release's programs and the libraries of this checkout: another torch would take 5 GB of disk.
+    """
     archive = folder / "previous.tar"
-    command = ["git", "-C", str(paths.REPOSITORY), "archive", f"--output={archive}", PREVIOUS]
+    command = ["git", "-C", str(paths.REPOSITORY), "archive", f"--output={archive}", COMMIT]
     if subprocess.run(command, capture_output=True).returncode != 0:
         return None
     with tarfile.open(archive) as content:
         content.extractall(folder, filter="data")
+    for file in {*chained.from_iterable(images.CONTEXT.values())}:
+        if Path(file).parts[0] not in _PROGRAMS:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(paths.REPOSITORY / file, folder / file)
     built = [images.build(target, folder) for target in images.Target]
     for image in built:
         images.load(image, cluster.containerd())
