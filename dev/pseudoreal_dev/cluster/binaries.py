@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,9 +50,10 @@ def build(*names: str, kubernetes: str | None = None) -> Binaries:
     Each program is published as soon as it is built, so an interrupted build can resume. Raises DevError.
     """
     binaries = Binaries(_folder(), _existing() | _of_a_minor(kubernetes))
-    with exclusive("binaries"):
-        missing = [name for name in names or PACKAGES if not binaries.path(name).exists()]
-        if missing:
+    # Without the lock: while a run builds programs for minutes, others go on with those that are there.
+    if _missing(binaries, names):
+        with exclusive("binaries"):
+            missing = _missing(binaries, names)
             _require_go(missing)
             with progress.step("building the cluster's programs", cost=Cost.FIRST_RUN):
                 own = [name for name in missing if name in OF_A_MINOR and kubernetes]
@@ -81,6 +82,10 @@ def minors() -> list[str]:
 def version(kubernetes: str | None = None) -> str:
     """Return the version of Kubernetes that the tools module, or the module of a minor version, pins: "v1.34.4"."""
     return _find(_module(kubernetes), r"^(?:require )?\s*k8s\.io/kubernetes (v\S+)$")
+
+
+def _missing(binaries: Binaries, names: Sequence[str]) -> list[str]:
+    return [name for name in names or PACKAGES if not binaries.path(name).exists()]
 
 
 def _build(names: list[str], binaries: Binaries, kubernetes: str | None) -> None:

@@ -28,14 +28,17 @@ def built(neighbour: Neighbour) -> Path:
     """Return the cache folder with the program and the files, after creating them if needed."""
     pinned = paths.TOOLS / neighbour.tool
     folder = go.folder_of(pinned)
-    with exclusive("binaries"):
-        if not (folder / neighbour.program).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with progress.step(f"building {neighbour.program}", cost=Cost.FIRST_RUN):
-                go.download(pinned, [neighbour.package])
-                _copy(neighbour, go.source_of(pinned, neighbour.module), folder)
-                # The program comes last: its presence shows that all files are complete.
-                go.build(pinned, neighbour.package, folder / neighbour.program)
+    program = folder / neighbour.program
+    # Without the lock: while a run builds programs for minutes, others go on with those that are there.
+    if not program.exists():
+        with exclusive("binaries"):
+            if not program.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                with progress.step(f"building {neighbour.program}", cost=Cost.FIRST_RUN):
+                    go.download(pinned, [neighbour.package])
+                    _copy(neighbour, go.source_of(pinned, neighbour.module), folder)
+                    # The program comes last: its presence shows that all files are complete.
+                    go.build(pinned, neighbour.package, program)
     return folder
 
 

@@ -9,6 +9,7 @@ from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import PROGRAMS
 from pseudoreal_dev.machine import go, paths
 from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.lock import exclusive
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,13 @@ def test_only_named_programs_are_built_and_once(built: list[tuple[str, str]]) ->
     binaries.build()
     assert {name for _, name in built} == set(binaries.PACKAGES)
     assert binaries.are_cached()
+
+
+def test_what_is_built_is_found_while_another_run_builds(built: list[tuple[str, str]]) -> None:
+    binaries.build("kubectl")
+    with exclusive("binaries"):
+        binaries.build("kubectl")
+    assert len(built) == 1
 
 
 def test_programs_of_the_users_folder_are_not_built(
