@@ -49,7 +49,8 @@ def bad_jobs() -> list[BadJob]:
 
 
 def example_jobs() -> list[dict[str, Any]]:
-    documents = (body for path in sorted(_EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text()))
+    files = [*sorted(_EXAMPLES.glob("*.yaml")), *sorted(_EXAMPLES.glob("gpu/*.yaml"))]
+    documents = (body for path in files for body in yaml.safe_load_all(path.read_text()))
     return [body for body in documents if body["kind"] == "PseudoRealJob"]
 
 

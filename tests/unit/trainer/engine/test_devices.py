@@ -22,6 +22,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def say(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
 
     return say
 
@@ -49,6 +51,46 @@ def test_a_job_that_requested_no_gpus_uses_the_available_device(
     assert device_of_rank() == CPU
     found(2)
     assert device_of_rank() == device_of_rank(2) == torch.device("cuda", 1)
+
+
+IMAGE = ["sm_75", "sm_80", "sm_90", "sm_100"]
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (IMAGE, (7, 0), False),
+        (IMAGE, (7, 5), True),
+        (IMAGE, (8, 9), True),
+        (IMAGE, (10, 3), True),
+        (IMAGE, (12, 0), False),
+        ([*IMAGE, "compute_100"], (12, 0), True),
+        ([*IMAGE, "compute_120"], (11, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a"], (10, 3), False),
+        # torch for AMD's GPUs, and torch without a list.
+        (["gfx942"], (9, 4), True),
+        ([], (7, 0), True),
+    ],
+)
+def test_a_gpu_for_which_torch_has_no_code_is_refused_by_name(
+    architectures: list[str],
+    capability: tuple[int, int],
+    runs: bool,
+    found: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found(1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: architectures)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-32GB")
+    if runs:
+        assert device_of_rank(1) == GPU
+        return
+    known = "7.5, 8.0, 9.0, 10.0" if "sm_80" in architectures else "10.0"
+    says = rf"GPU Tesla V100-SXM2-32GB has compute capability {capability[0]}.{capability[1]}, and torch .* for {known}"
+    with pytest.raises(TrainingError, match=says):
+        device_of_rank(1)
 
 
 def _check(devices: list[torch.device]) -> list[str]:

@@ -1,6 +1,7 @@
 """The processes that train together, and small collectives over all of them."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,13 +109,15 @@ def check_devices(store: Store, rank: int, world: int, device: torch.device, lim
 
 def device_of_rank(gpus: int = 0) -> torch.device:
     """Return the device of this process; a CUDA device becomes the current device. `gpus`: number of GPUs that the pod
-    requests. Raises TrainingError if the pod requests GPUs and torch finds too few."""
+    requests. Raises TrainingError if the pod requests GPUs and torch finds too few, or if torch has no code for the
+    GPU."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = torch.cuda.device_count()
     # Two ranks on one GPU would make NCCL fail.
     if found >= local_ranks:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+        _check_architecture(device)
         return device
     if gpus:
         raise TrainingError(
@@ -123,3 +126,30 @@ def device_of_rank(gpus: int = 0) -> torch.device:
             " with CUDA; to train on the CPU, ask for no GPU in phases[].resources.limits"
         )
     return torch.device("cpu")
+
+
+_ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[a-z]?)")
+"""Name of an architecture in torch.cuda.get_arch_list: sm is machine code, compute is code that a driver compiles."""
+
+
+def _check_architecture(device: torch.device) -> None:
+    """Raise TrainingError if torch has no code for the GPU. Its first kernel would fail, with an error that names
+    neither."""
+    architectures = [found for name in torch.cuda.get_arch_list() if (found := _ARCHITECTURE.fullmatch(name))]
+    capability = torch.cuda.get_device_capability(device)
+    if architectures and not any(_runs_on(architecture, capability) for architecture in architectures):
+        known = ", ".join(dict.fromkeys(f"{found['major']}.{found['minor']}" for found in architectures))
+        raise TrainingError(
+            f"the GPU {torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}, and"
+            f" torch {torch.__version__} in this image has code for {known}: choose other nodes in"
+            " phases[].pod.template, or an image whose torch has code for this GPU in pod.image"
+        )
+
+
+def _runs_on(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
+    """Return whether the code runs on a GPU of that compute capability: machine code on the same and later minor
+    versions, code for the driver on all later versions, and code with a suffix on its own version alone."""
+    own = int(architecture["major"]), int(architecture["minor"])
+    if architecture["suffix"]:
+        return own == capability
+    return own <= capability and (architecture["kind"] == "compute" or own[0] == capability[0])
