@@ -1,6 +1,7 @@
-"""Checks generated files for staleness: the CustomResourceDefinition and its reference, and the charts' READMEs."""
+"""Checks generated files for staleness: the CustomResourceDefinition, its reference and its schema for editors, and the
+charts' READMEs."""
 
-from pseudoreal_api.publish import crd, reference
+from pseudoreal_api.publish import crd, editor, reference
 
 from pseudoreal_dev import chart_readme
 from pseudoreal_dev.demo.chart import CHART
@@ -13,11 +14,12 @@ COPIES = (
     CHART / "files" / crd.FILE_NAME,
 )
 REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
+SCHEMA = CHART / "files" / editor.FILE_NAME
 
 
 def check() -> None:
     """Raise DevError if a generated file is stale."""
-    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
+    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown(), SCHEMA: editor.to_json()}
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if stale:
