@@ -57,10 +57,11 @@ run: venv corpus ## Run the quickstart as local processes, without a cluster
 	@$(BIN)/pseudoreal run examples/quickstart.yaml --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
-generate: .venv/tools ## Write the CRD and the manifest reference from the models, the charts' READMEs, the version, and docs/tested.md
+generate: .venv/tools ## Write the CRD, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
 	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
+	@$(BIN)/python -m pseudoreal_api.publish.editor charts/pseudoreal/files/pseudorealjob.schema.json
 	@$(BIN)/python -m pseudoreal_dev.machine.version
 	@$(BIN)/python -m pseudoreal_dev.release.chart_readme
 	@$(BIN)/python -m pseudoreal_dev.tested

@@ -1,7 +1,7 @@
-"""Checks generated files for staleness: the CustomResourceDefinition and its reference, the charts' READMEs, the
-version, and the document of what has run where."""
+"""Checks generated files for staleness: the CustomResourceDefinition, its schema for editors and its reference, the
+charts' READMEs, the version, and the document of what has run where."""
 
-from pseudoreal_api.publish import crd, reference
+from pseudoreal_api.publish import crd, editor, reference
 
 from pseudoreal_dev import tested
 from pseudoreal_dev.demo.chart import CHART
@@ -15,11 +15,12 @@ COPIES = (
     CHART / "files" / crd.FILE_NAME,
 )
 REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
+SCHEMA = CHART / "files" / editor.FILE_NAME
 
 
 def check() -> None:
     """Raise DevError if a generated file is stale."""
-    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
+    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown(), SCHEMA: editor.to_json()}
     wanted[tested.DOCUMENT] = tested.to_markdown()
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     wanted |= dict(version.stamped())

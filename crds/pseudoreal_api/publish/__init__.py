@@ -1,4 +1,4 @@
-"""Generators: the CustomResourceDefinition and the manifest reference, from the models.
+"""Generators: the CustomResourceDefinition, the manifest reference and the schema for editors, from the models.
 
 No program imports these modules while a job runs.
 """

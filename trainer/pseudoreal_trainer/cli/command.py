@@ -37,6 +37,7 @@ _HERE = "pseudoreal_trainer.cli"
 FILES = {
     "plan": _Entry(f"{_HERE}.plan_command:plan", "Estimate what a job needs, and compare it with a cluster."),
     "validate": _Entry(f"{_HERE}.validate_command:validate", "Check a job file; print line and column of each fault."),
+    "schema": _Entry(f"{_HERE}.validate_command:schema", "Print the JSON schema of job files, for editors."),
 }
 LOCAL = {
     "run": _Entry(f"{_HERE}.run_command:run", "Train the job in a file on this machine."),

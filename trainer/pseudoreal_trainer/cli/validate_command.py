@@ -1,8 +1,9 @@
-"""`pseudoreal validate`."""
+"""`pseudoreal validate` and `pseudoreal schema`."""
 
 from pathlib import Path
 
 import click
+from pseudoreal_api.publish import editor
 
 from pseudoreal_trainer.cli.job_file import invalid, read_job_file
 
@@ -22,3 +23,12 @@ def validate(files: tuple[Path, ...]) -> None:
             click.echo(f"{file.name}: job {job.body['metadata']['name']} is valid")
     if faults:
         raise invalid(faults)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of a PseudoRealJob, for editors.
+
+    A line in the job file names it: # yaml-language-server: $schema=FILE
+    """
+    click.echo(editor.to_json(), nl=False)
