@@ -17,6 +17,10 @@ help: ## List the targets
 
 # pip and uv take only files with the hashes in requirements/; so does uv when it builds this project.
 $(BIN)/uv: requirements/uv.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is no Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || \
+	  { echo "$(PYTHON) cannot make environments; install python3-venv, or name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --require-hashes -r requirements/uv.txt && touch $@
 
 .venv/tools: requirements/dev.txt pyproject.toml | $(BIN)/uv
@@ -52,9 +56,35 @@ images: .venv/tools ## Build both images and load them into the local Kubernetes
 corpus: ## Fetch the quickstart's text into examples/corpus
 	@bash examples/corpus.sh examples/corpus
 
+# What a local run needs has an environment of its own, a tenth of .venv. PyPI's torch for Linux is the one for CUDA; uv
+# knows where torch's project keeps the one for CPUs, which is taken where it can be reached and there is no GPU. Its
+# version is pinned; its files have no hashes in requirements/, as PyPI's have.
+RUN := .venv-run/bin
+TORCH = torch==$(shell sed -n 's/^torch==\([^ ]*\).*/\1/p' requirements/torch.txt)
+CPU_TORCH = $(BIN)/uv pip install --quiet --python $(RUN)/python --no-deps --torch-backend cpu $(TORCH)
+.venv-run/ready: requirements/run.txt requirements/torch.txt pyproject.toml | $(BIN)/uv
+	@echo "installing what a local run needs into .venv-run"
+	@test -x $(RUN)/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-run
+	@$(call UV_INSTALL,--require-hashes -r requirements/run.txt,$(RUN)/python)
+	@$(call UV_INSTALL,$(PROJECT),$(RUN)/python)
+	@if test "$$(uname -s)" = Linux && ! command -v nvidia-smi > /dev/null && \
+	  UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=0 $(CPU_TORCH) --dry-run 2> /dev/null; then \
+	  echo "installing torch for CPUs (0.2 GB to download)"; $(CPU_TORCH); \
+	else \
+	  test "$$(uname -s)" != Linux || echo "installing torch for CUDA, PyPI's only one for Linux (2.5 GB to download, 5 GB on disk)"; \
+	  $(call UV_INSTALL,--require-hashes -r requirements/torch.txt,$(RUN)/python); \
+	fi
+	@touch $@
+
+.venv-run/tests: requirements/test.txt .venv-run/ready
+	@$(call UV_INSTALL,--require-hashes -r requirements/test.txt,$(RUN)/python)
+	@touch $@
+
+# JOB: another job file.
+JOB = examples/laptop.yaml
 .PHONY: run
-run: venv corpus ## Run the quickstart as local processes, without a cluster
-	@$(BIN)/pseudoreal run examples/quickstart.yaml --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
+run: .venv-run/ready ## Train a small transformer here, without a cluster: two minutes on two cores; JOB=another.yaml
+	@$(RUN)/pseudoreal run $(JOB) --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
 generate: .venv/tools ## Write the CRD, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
@@ -104,8 +134,8 @@ test: venv corpus ## All tests: unit, real API server, real cluster
 	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
 	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
-test-unit: venv ## The tests that need nothing but Python
-	$(BIN)/pytest tests/unit
+test-unit: .venv-run/tests ## The tests that need nothing but Python and the packages of `make run`; the rest of them skip with a sentence
+	$(RUN)/python -m pytest tests/unit
 test-integration: venv ## The tests against a real API server
 	$(BIN)/pytest tests/integration
 # KUBERNETES: one of these minor versions; without it, each of them.
@@ -213,11 +243,15 @@ LOCK = $(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.1
   --generate-hashes --no-emit-index-url --no-emit-find-links
 COMPILE = $(LOCK) pyproject.toml
 PLACES = --extra s3 --extra gs --extra az --extra hf
+WITHOUT_TORCH = $$(sed -nE 's/^(torch|triton|(cuda|nvidia)-[a-z0-9-]+)==.*/--no-emit-package \1/p' requirements/all.txt)
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirements/
 	for group in uv build audit; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
 	$(COMPILE) --extra operator --extra trainer --extra data $(PLACES) --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
+	$(COMPILE) --extra trainer --extra plot --constraint requirements/all.txt $(WITHOUT_TORCH) -o requirements/run.txt
+	$(COMPILE) --extra operator --extra client --extra test --constraint requirements/all.txt -o requirements/test.txt
+	echo torch | $(LOCK) --constraint requirements/all.txt - -o requirements/torch.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra client --constraint requirements/all.txt -o requirements/client.txt
 	$(COMPILE) --extra trainer --extra data $(PLACES) --extra tensorboard --extra wandb --constraint requirements/all.txt -o requirements/trainer.txt

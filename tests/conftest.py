@@ -1,7 +1,10 @@
-"""How much is tried: long tests, full budgets and new random seeds only with `--deep`, whatever marks are chosen."""
+"""How much is tried: long tests, full budgets and new random seeds only with `--deep`, whatever marks are chosen; tests
+that need a package of `PEERS` skip where it is missing, except with `--all-packages`, as in `make test`."""
 
 import faulthandler
 import secrets
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import settings
@@ -11,8 +14,21 @@ from tests.support.depth import DEPTH
 settings.register_profile("usual", deadline=None)
 settings.register_profile("deep", deadline=None, max_examples=2000, print_blob=True)
 
+PEERS = frozenset(
+    {
+        *("adlfs", "azure", "boto3", "botocore", "gcsfs", "google", "huggingface_hub", "moto", "s3fs"),  # storage
+        *("pyarrow", "tokenizers", "zstandard"),  # `pseudoreal data`
+        *("mlflow", "tensorboardX", "wandb"),  # loggers
+        *("lm_eval", "transformers"),  # other implementations
+        "lupa",  # runs Argo CD's health check
+    }
+)
+"""Packages that are in .venv, but not in the environment of `make run` and `make test-unit`, by the names of their
+imports."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-packages", action="store_true", help="a missing package is an error, not a reason to skip")
     parser.addoption("--deep", action="store_true", help="the long tests too, full budgets, a new random seed")
     parser.addoption("--seed", type=int, help="with --deep: the seed of what is drawn, to repeat a run")
 
@@ -47,3 +63,51 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     # stacks of threads that run has crashed the interpreter.
     if item.get_closest_marker("long"):
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    call: pytest.CallInfo[object] | None = report.__dict__.get("call")
+    peer = None if call is None or call.excinfo is None else _missing_peer(call.excinfo.value, collector.config)
+    if peer is not None:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {_reason(peer)}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    with _skip_without_peers(item.config):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    with _skip_without_peers(pyfuncitem.config):
+        return (yield)
+
+
+@contextmanager
+def _skip_without_peers(config: pytest.Config) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        peer = _missing_peer(error, config)
+        if peer is not None:
+            pytest.skip(_reason(peer))
+        raise
+
+
+def _missing_peer(error: BaseException, config: pytest.Config) -> str | None:
+    """Return the package of `PEERS` whose absence caused the error; None for every other error."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, ModuleNotFoundError):
+        seen = seen.__cause__ or seen.__context__
+    name = None if seen is None else (seen.name or "").partition(".")[0]
+    return name if name in PEERS and not config.getoption("--all-packages") else None
+
+
+def _reason(peer: str) -> str:
+    return f"{peer} is not in this environment; `make venv` installs it, and `make test` runs this test"

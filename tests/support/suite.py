@@ -62,7 +62,18 @@ class Part:
         chosen = f"({self.marks}) and ({marks})" if marks else self.marks
         own = [f"--junitxml={self.results}", "-o", f"cache_dir=.pytest_cache/{self.name}"]
         ignored = [f"--ignore={folder}" for folder in self.ignored]
-        command = [sys.executable, "-m", "pytest", *self.folders, *ignored, "-m", chosen, *own, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *self.folders,
+            *ignored,
+            "-m",
+            chosen,
+            "--all-packages",
+            *own,
+            *options,
+        ]
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(self.environment)
         with self.log.open("wb") as log:
             return subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode

@@ -1,4 +1,5 @@
-"""Processors and memory that this process may use, from the process's affinity mask and its cgroup."""
+"""Processors and memory that this process may use, from the process's affinity mask and its cgroup. Systems without
+them, such as macOS, have no limits but those of the machine."""
 
 import math
 import os
@@ -6,6 +7,8 @@ import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+
+from pseudoreal_trainer.portable import peak_resident_bytes
 
 _GROUPS, _OWN, _STATUS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/self/status")
 _FILES = {
@@ -29,7 +32,7 @@ def usable_processors(cgroup: Path | None = None) -> int:
     threads or processes, and the kernel would run each for a thirtieth of the time. `cgroup`: folder with the
     container's limits.
     """
-    allowed = len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = _limit(cgroup or _GROUPS)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota / period)))
 
@@ -71,7 +74,7 @@ class MemoryUse:
     """Memory of a process in bytes, sampled when an allocation failed."""
 
     process: int
-    """Resident memory."""
+    """Resident memory; on a system that tells no process its own, the largest so far."""
     bound: int | None
     """The smaller of the process's limits RLIMIT_DATA and RLIMIT_AS; None if neither is set."""
     pod: PodMemory
@@ -80,8 +83,15 @@ class MemoryUse:
 def memory_use() -> MemoryUse:
     bounds = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
     bound = min((b for b in bounds if b != resource.RLIM_INFINITY), default=None)
-    found = re.search(r"^VmRSS:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    return MemoryUse(int(found[1]) * 1024 if found else 0, bound, pod_memory())
+    return MemoryUse(_resident_bytes(), bound, pod_memory())
+
+
+def _resident_bytes() -> int:
+    try:
+        found = re.search(r"^VmRSS:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        found = None
+    return int(found[1]) * 1024 if found else peak_resident_bytes()
 
 
 def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:

@@ -18,8 +18,10 @@ STARTED_BY_NAME = ("tests.support.warm",)
 """Modules imported by name only, without an import statement."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Modules available on the GPU machine, besides the standard library."""
-OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"})
-"""Modules imported only for object storage, metrics services and data preparation."""
+OPTIONAL = frozenset(
+    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers", "matplotlib"}
+)
+"""Modules imported only for object storage, metrics services, data preparation and pictures."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """Standard library modules removed after Python 3.11; this machine's Python may have them."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))

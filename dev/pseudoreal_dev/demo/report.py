@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
+from pseudoreal_trainer.cli.loss_picture import draw_losses
 from rich.table import Table
 
 from pseudoreal_dev.demo.job_logs import Event, named
@@ -62,31 +63,4 @@ def delink_sentences(delinked: Iterable[tuple[str, str]]) -> list[str]:
 
 def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
     """Plot the loss against the step, with one colour per phase."""
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("Agg")
-    figure, axes = plt.subplots(figsize=(9, 5))
-    reports = named(events, "progress")
-    for phase in dict.fromkeys(report["phase"] for report in reports):
-        own = [report for report in reports if report["phase"] == phase]
-        line = axes.plot([r["step"] for r in own], [r["loss"] for r in own], alpha=0.45, label=f"{phase}: training")
-        measured = _measurements(own)
-        axes.plot(
-            [r["step"] for r in measured],
-            [r["validation_loss"] for r in measured],
-            marker="o",
-            color=line[0].get_color(),
-            label=f"{phase}: validation",
-        )
-    axes.axhline(baseline, color="grey", linestyle="--", label="order-2 byte model")
-    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="PseudoRealJob quickstart")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
-
-
-def _measurements(reports: Sequence[Event]) -> list[Event]:
-    """Return the reports with a new validation loss; the other reports repeat the previous one."""
-    before = [None, *(report.get("validation_loss") for report in reports)]
-    return [r for r, last in zip(reports, before, strict=False) if r.get("validation_loss") not in (None, last)]
+    draw_losses(named(events, "progress"), path, "PseudoRealJob quickstart", "byte", baseline)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pseudoreal_client.text import NOTHING, age, columns, duration
-from pseudoreal_client.view.curve import plot
+from pseudoreal_trainer.cli.curve import plot
 from pseudoreal_client.view.description import phase_table
 from pseudoreal_client.view.history import History
 from pseudoreal_client.view.observed_job import ObservedJob, one_line

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_client.view.curve import plot
 from pseudoreal_client.view.dashboard import Snapshot, dashboard
 from pseudoreal_client.view.history import History
 from pseudoreal_client.view.observed_job import ObservedJob
+from pseudoreal_trainer.cli.curve import plot
 from rich.console import Console
 
 from tests.support.trainer_log import line

@@ -1,4 +1,5 @@
-"""Output of `pseudoreal run`: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Output of `pseudoreal run`: a progress bar and a curve of the loss on a terminal, plain lines elsewhere, a table at
+the end."""
 
 import time
 from types import TracebackType
@@ -6,14 +7,21 @@ from typing import Any, Self
 
 from pseudoreal_api.wire import messages
 from pseudoreal_api.wire.messages import ProgressReport
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from pseudoreal_trainer.cli.curve import plot
 from pseudoreal_trainer.cli.local_run import Event
 from pseudoreal_trainer.cli.run_directory import RunDirectory
 
 _LINE_SECONDS = 5.0
+_CURVE_WIDTH, _CURVE_HEIGHT = 100, 10
+"""Largest width of the curve, and its height, in characters."""
+_MOST_LOSSES = 2000
+"""Number of losses from which every second one is forgotten: each refresh of the curve reads all of them."""
 
 
 class Display:
@@ -28,21 +36,32 @@ class Display:
         self.sample: Event | None = None
         self._task: TaskID | None = None
         self._line_at = 0.0
+        self._losses: dict[int, float] = {}
+        """Step -> loss, for the progress reports of this run; thinned out evenly in a long run."""
+        self._ends: list[int] = []
+        """Last steps of the phases that ended in this run."""
         self._bar = Progress(
             TextColumn("{task.fields[phase]:>10}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[facts]}"),
             console=console,
-            disable=not console.is_terminal,
         )
+        self._live = Live(get_renderable=self._draw, console=console)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._bar.stop()
+        self._live.stop()
+
+    def _draw(self) -> Group:
+        width = min(_CURVE_WIDTH, self.console.width - 1)
+        curve = plot(self._losses, width, _CURVE_HEIGHT, self._ends) if len(self._losses) > 1 else []
+        # The bar first: a terminal too low for all lines cuts off the last of them.
+        return Group(self._bar, *(Text(line, no_wrap=True) for line in curve))
 
     def show(self, event: Event) -> None:
         match event.get("event"):
@@ -58,6 +77,7 @@ class Display:
                 self._print(_phase_text(event))
             case "phase_finished":
                 self.seconds[event["phase"]] = event["seconds"]
+                self._ends.append(event["step"])
                 self._print(f"phase {event['phase']} finished at step {event['step']}")
             case "sample":
                 self.sample = event
@@ -82,6 +102,10 @@ class Display:
     def _move_bar(self, report: ProgressReport) -> None:
         if self._task is None:
             self._task = self._bar.add_task("", total=report.total_steps, phase="", facts="")
+        if report.loss is not None:
+            self._losses[report.step] = report.loss
+        if len(self._losses) > _MOST_LOSSES:
+            self._losses = dict(list(self._losses.items())[::2])
         self._bar.update(self._task, completed=report.step, phase=report.phase, facts=_figures(report))
 
 

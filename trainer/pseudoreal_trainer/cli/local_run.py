@@ -18,6 +18,7 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.cli.run_directory import RunDirectory
+from pseudoreal_trainer.portable import loopback_interface
 from pseudoreal_trainer.runtime.termination import TERMINATION_LOG
 
 Event = dict[str, Any]
@@ -134,7 +135,7 @@ def set_endpoint(storage: Storage) -> None:
 
 def _environment(termination: Path) -> dict[str, str]:
     own = {"PET_NNODES": "1", TERMINATION_LOG: str(termination.resolve())}
-    return {"GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ) | own
+    return {"GLOO_SOCKET_IFNAME": loopback_interface()} | dict(os.environ) | own
 
 
 def _read_termination(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int) -> TerminationMessage:

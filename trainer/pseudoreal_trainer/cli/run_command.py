@@ -1,5 +1,8 @@
 """The commands `pseudoreal run` and `metrics`."""
 
+import json
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, set_endpoint
+from pseudoreal_trainer.cli.loss_picture import can_draw, draw_losses
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import TrainingError
@@ -98,12 +102,21 @@ def _is_set(model: ApiModel, field: str) -> bool:
 
 def _print_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir: Path | None) -> None:
     message = failed.message
-    where = f" --workdir {workdir}" if workdir else ""
+    command = [_program(), "run", str(file), *(["--workdir", str(workdir)] if workdir else []), "--resume"]
     click.echo(f"phase {message.phase}: {message.outcome}: {message.message}", err=True)
     if message.outcome == "Failed":
         click.echo(f"logs of the processes: {directory.path / 'pods'}", err=True)
     if message.outcome != "InvalidJob":
-        click.echo(f"go on with: pseudoreal run {file}{where} --resume", err=True)
+        click.echo(f"go on with: {shlex.join(command)}", err=True)
+
+
+def _program() -> str:
+    """Return the word by which the user's shell finds this program: its path, if the shell would find none by name, or
+    another one."""
+    name, own = "pseudoreal", Path(sys.argv[0])
+    found = shutil.which(name)
+    is_elsewhere = own.name == name and not (found and own.samefile(found))
+    return str(own) if is_elsewhere else name
 
 
 def _print_success(console: Console, directory: RunDirectory, display: Display) -> None:
@@ -112,7 +125,26 @@ def _print_success(console: Console, directory: RunDirectory, display: Display) 
         click.echo(f"order-2 model of the same bytes: {display.baseline:.4f} nats per byte")
     if display.sample is not None:
         click.echo(f"sample, after {display.sample['prompt']!r}:\n{display.sample['text']}")
+        last = directory.final_checkpoint(len(directory.job.spec.phases) - 1)
+        assert last is not None, "every phase of a successful run has a final checkpoint"
+        command = [_program(), "sample", str(directory.store.folder / last.name), "--prompt"]
+        click.echo(f"more text: {shlex.join(command)} '...'")
     click.echo(f"checkpoints: {directory.store.folder}\nmetrics: {directory.path / METRICS_FILE}")
+    click.echo(f"loss curve: {_draw(directory, display.baseline)}")
+
+
+def _draw(directory: RunDirectory, baseline: float | None) -> str:
+    """Draw the picture of the run's losses; return its path, or the reason why there is none."""
+    picture = directory.path / "loss.png"
+    if not can_draw():
+        return "not drawn, because matplotlib is not installed"
+    unit = "byte" if directory.job.spec.data.tokenizer.type == "Bytes" else "token"
+    try:
+        reports = [json.loads(line) for line in metrics_of(directory.path)]
+        draw_losses(reports, picture, f"PseudoRealJob {directory.job.metadata.name}", unit, baseline)
+    except (OSError, ValueError) as error:  # the run has succeeded all the same
+        return f"not drawn: {error}"
+    return str(picture)
 
 
 @click.command()

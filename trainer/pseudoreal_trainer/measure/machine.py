@@ -21,6 +21,7 @@ from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfi
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
+from pseudoreal_trainer.portable import loopback_interface
 
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: 
     ranks = Ranks(rank, world, device)
     if world > 1:
         # All ranks are on this machine.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         rendezvous = f"file://{folder}/rendezvous-{world}"
         backend = "nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)

@@ -1,5 +1,6 @@
 """Speeds of memory, host copies, the disk, and messages between ranks."""
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ _COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
 """Device type -> size in bytes of a collective's vector. Between processes on a CPU, messages are far slower than any
 cache."""
 _CLIP = 0.999
+_MEMORY = Path("/proc/meminfo")
 _CPU = torch.device("cpu")
 
 
@@ -43,9 +45,13 @@ def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
 
 
 def _available_bytes() -> int:
-    """Return the free bytes of the host, including reclaimable file caches."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return int(line.split()[1]) * 1024
+    """Return the free bytes of the host, including reclaimable file caches; half of its memory where the system tells
+    no more."""
+    try:
+        lines = _MEMORY.read_text().splitlines()
+    except OSError:  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
 
 
 def memory_bytes_per_second(device: torch.device, ranks: int) -> float:

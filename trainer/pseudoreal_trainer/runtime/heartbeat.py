@@ -9,9 +9,9 @@ checkpoint thread writes it.
 """
 
 import mmap
-import os
 import re
 import struct
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -132,8 +132,10 @@ class HeartbeatFile:
 
     def __init__(self, path: Path, pid: int, rank: int) -> None:
         with path.open("wb+") as file:
-            # Without memory for a page of the mapping, a write to the page would end the process (SIGBUS).
-            os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            # Without memory for a page of the mapping, a write to the page would end the process (SIGBUS). To write
+            # zeros allocates the page on every system; posix_fallocate is Linux's.
+            file.write(bytes(_FILE_BYTES))
+            file.flush()
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
         self._pid, self._rank, self._number = pid, rank, 0
 
@@ -203,13 +205,23 @@ _STEPS = 10
 
 def process_state(pid: int) -> str:
     """Return the state letter of a process from /proc/PID/stat, see proc_pid_stat(5); X if the process does not
-    exist."""
+    exist. A system without /proc is asked by ps, whose letters for stopped (T) and dead (Z) are the same."""
+    if not _PROCESSES.is_dir():
+        return _state_of_ps(pid)
     try:
         # The process name comes first, in brackets, and may itself contain brackets: search from the end.
         found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return _GONE
     return found[1] if found else ""
+
+
+def _state_of_ps(pid: int) -> str:
+    try:
+        shown = subprocess.run(["/bin/ps", "-o", "state=", "-p", str(pid)], stdout=subprocess.PIPE, text=True)
+    except OSError:  # no ps: unknown, which counts as alive
+        return ""
+    return shown.stdout.strip()[:1] or _GONE
 
 
 class Heartbeat:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -225,7 +226,8 @@ def gpu_environment(config: PhaseConfig) -> dict[str, str]:
     return found
 
 
-_CONTEXT = get_context("forkserver")
+# On macOS, a process that has imported torch must not be forked: its system libraries have threads of their own.
+_CONTEXT = get_context("forkserver") if sys.platform == "linux" else get_context("spawn")
 _IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.runtime.rendezvous.handler"]
 
 

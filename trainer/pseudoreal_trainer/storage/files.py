@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pseudoreal_trainer.portable import read_at
 from pseudoreal_trainer.storage.durable import rename_new, sync, write_atomically
 
 _FLUSHED_BYTES = 32 << 20
+_flush_data = getattr(os, "fdatasync", os.fsync)
+"""Flush of a file's content; macOS has none that leaves out the times of the file."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _pread(path: Path, descriptor: int, view: memoryview, begin: int) -> int:
     """Read from offset `begin` into the start of `view`; return the number of bytes. Raises OSError with the path; the
     system's own error has none."""
     try:
-        return os.preadv(descriptor, [view], begin)
+        return read_at(descriptor, view, begin)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -147,7 +150,7 @@ class FileOutput:
         if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
             self._await_flush()
             self._file.flush()
-            self._flushed = self._thread.submit(os.fdatasync, self._file.fileno())
+            self._flushed = self._thread.submit(_flush_data, self._file.fileno())
             self._unflushed = 0
 
     def _await_flush(self) -> None:

@@ -4,7 +4,6 @@ Each step adds a line to metrics.jsonl. The log gets at most one line a second, 
 steps.
 """
 
-import resource
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations
+from pseudoreal_trainer.portable import peak_resident_bytes
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
@@ -66,8 +66,7 @@ class Gauges:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def host_bytes(self) -> int:
-        # ru_maxrss is in KiB on Linux.
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak_resident_bytes()
 
 
 def phase_gauges(config: PhaseConfig, ranks: Ranks) -> Gauges:

@@ -33,3 +33,52 @@ def test_start_of_a_phase_names_blocks_and_sets_of_experts(blocks: int, sets: in
     assert f"8 layers of {blocks} blocks" in started
     assert f"{says}, 1,000 parameters" in started
     assert f"{says}: real-00000010 from pseudo-00000010" in delinked
+
+
+def _report(step: int, loss: float | None) -> dict[str, object]:
+    return {
+        "event": "progress",
+        "phase": "pseudo",
+        "step": step,
+        "total_steps": 100,
+        "loss": loss,
+        "validation_loss": None,
+        "tokens": step * 1024,
+        "learning_rate": 0.001,
+        "seconds": 1.0,
+        "global_cursor": step,
+        "tokens_per_second": 1000.0,
+        "remaining_seconds": 5.0,
+    }
+
+
+def test_a_terminal_shows_the_bar_and_the_curve_of_the_loss() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=90, height=30)
+    with Display(console) as display:
+        for step, loss in enumerate((4.0, None, 2.0), start=1):
+            display.show(_report(step, loss))
+        display.show({"event": "phase_finished", "phase": "pseudo", "step": 2, "seconds": 1.0})
+    last = out.getvalue().rpartition("phase pseudo finished at step 2")[2]
+    bar, top = last.find("3/100 loss 2.0000"), last.find("4 ┤")
+    assert 0 < bar < top, "a low terminal cuts off the lower end of the curve, not the bar"
+    assert "┊" in last, "the end of the phase is marked"
+    assert "step 1" in last
+
+
+def test_a_long_run_keeps_a_bounded_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.cli.display._MOST_LOSSES", 50)
+    display = Display(Console(file=io.StringIO(), force_terminal=True))
+    for step in range(1, 1001):
+        display.show(_report(step, 1.0))
+    assert len(display._losses) <= 50
+    assert min(display._losses) == 1
+    assert max(display._losses) > 950
+
+
+def test_a_pipe_gets_lines_without_a_curve() -> None:
+    out = io.StringIO()
+    with Display(Console(file=out)) as display:
+        for step in (1, 2):
+            display.show(_report(step, 3.0))
+    assert out.getvalue().splitlines() == ["pseudo  step 1/100  loss 3.0000  val -  1,000 tok/s  ETA 0:05"]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.heads import read_manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.cli import run_command
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.run_command import ignored_fields, read_job
@@ -431,3 +433,42 @@ def test_ranks_numbered_by_topology_train_the_same_weights(
     found = _newest(tmp_path / "work", "pseudo").whole()
     for name, expected in _newest(tmp_path / "whole", "pseudo").whole().items():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-11)
+
+
+def test_a_finished_run_leaves_a_picture_and_says_how_to_get_more_text(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "an environment" / "pseudoreal"
+    own.parent.mkdir()
+    own.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(own)])
+    done = _invoke(job_body, tmp_path)
+    assert done.exit_code == 0, done.output
+    (command,) = re.findall(r"^more text: (.*) '...'$", done.stdout, re.MULTILINE)
+    program, *arguments = shlex.split(command)
+    assert program == str(own)
+    assert CliRunner().invoke(main, [*arguments, "It is", "--tokens", "5"]).exit_code == 0
+    (picture,) = re.findall(r"^loss curve: (.*)$", done.stdout, re.MULTILINE)
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_matplotlib_says_why_it_has_no_picture(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "can_draw", lambda: False)
+    done = _invoke(job_body, tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "loss curve: not drawn, because matplotlib is not installed" in done.stdout
+
+
+def test_a_program_on_the_path_is_named_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = tmp_path / "own" / "pseudoreal", tmp_path / "other" / "pseudoreal"
+    for program in (own, other):
+        program.parent.mkdir()
+        program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(own)])
+    for path, named in ((own.parent, "pseudoreal"), (other.parent, str(own)), (tmp_path, str(own))):
+        monkeypatch.setenv("PATH", str(path))
+        assert run_command._program() == named
+    monkeypatch.setattr(sys, "argv", ["/somewhere/command.py"])
+    assert run_command._program() == "pseudoreal"

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.portable import read_at
 from pseudoreal_trainer.storage.objects import read_ranges
 from pseudoreal_trainer.storage.path import ObjectPath
 
@@ -23,6 +24,8 @@ _MOST_OPEN = 64
 _ANNOUNCED = 64
 """Number of uncached ranges announced to the system before the first of them is read: a disk serves many requests
 concurrently."""
+_HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+"""Whether the system takes announcements of reads, and reads from its page cache alone: Linux does."""
 _MOST_REQUESTED = 16 << 20
 """Bytes of blocks requested at a time; at least one block."""
 
@@ -72,14 +75,17 @@ class FileReader:
         missing = [byte_range for byte_range in ranges if not self._read_from_memory(byte_range, buffer)]
         for first in range(0, len(missing), _ANNOUNCED):
             portion = missing[first : first + _ANNOUNCED]
-            for run, begin, _, size in portion:
-                os.posix_fadvise(self._descriptor(run), begin, size, os.POSIX_FADV_WILLNEED)
+            if _HAS_ADVICE:
+                for run, begin, _, size in portion:
+                    os.posix_fadvise(self._descriptor(run), begin, size, os.POSIX_FADV_WILLNEED)
             for byte_range in portion:
                 self._read(byte_range, buffer)
 
     def _read_from_memory(self, byte_range: ByteRange, buffer: memoryview) -> bool:
-        """Read a range from the system's page cache. Return False if a part of the range is not cached, or the file
-        system cannot tell."""
+        """Read a range from the system's page cache. Return False if a part of the range is not cached, or the system
+        or file system cannot tell."""
+        if not _HAS_ADVICE:
+            return False
         run, begin, at, size = byte_range
         try:
             return os.preadv(self._descriptor(run), [buffer[at : at + size]], begin, os.RWF_NOWAIT) == size
@@ -91,7 +97,7 @@ class FileReader:
         done = 0
         while done < size:
             try:
-                count = os.preadv(self._descriptor(run), [buffer[at + done : at + size]], begin + done)
+                count = read_at(self._descriptor(run), buffer[at + done : at + size], begin + done)
             except OSError as error:
                 raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
             # A read may return fewer bytes than requested; it returns 0 only at the end of the file.
@@ -123,8 +129,8 @@ def _open_file(run: Run) -> int:
     if os.fstat(descriptor).st_size != run.end:
         os.close(descriptor)
         raise _too_short(run)
-    # Windows are read in random order: read-ahead would be wasted.
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    if _HAS_ADVICE:  # windows are read in random order: read-ahead would be wasted
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
 
 

@@ -1,6 +1,7 @@
 """An unlinked file on a local disk, read and written with direct I/O in aligned pieces."""
 
 import errno
+import fcntl
 import os
 import secrets
 import threading
@@ -17,6 +18,7 @@ from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
 from pseudoreal_trainer.plan.memory.tiers import aligned
+from pseudoreal_trainer.portable import read_at
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 DEPTH = 16
@@ -150,7 +152,7 @@ class DirectFile:
             try:
                 done = 0
                 while done < len(view):
-                    count = os.preadv(self._file, [view[done:]], offset + done)
+                    count = read_at(self._file, view[done:], offset + done)
                     if count == 0:
                         raise OSError(errno.EIO, "the file is shorter than it was made")
                     done += count
@@ -162,7 +164,7 @@ class DirectFile:
             try:
                 done = 0
                 while done < len(view):
-                    done += os.pwritev(self._file, [view[done:]], offset + done)
+                    done += os.pwrite(self._file, view[done:], offset + done)
             except OSError as error:
                 raise self._failed("the state cannot be written", error) from error
 
@@ -191,8 +193,13 @@ def _parts(pieces: Sequence[Piece]) -> Iterator[tuple[int, memoryview]]:
 
 def _make_nameless(folder: Path, size: int) -> int:
     file = _open_nameless(folder)
+    # macOS cannot reserve: a disk that gets full there fails a write, with a DiskError.
+    reserve = getattr(os, "posix_fallocate", None)
     try:
-        os.posix_fallocate(file, 0, size)
+        if reserve is None:
+            os.ftruncate(file, size)
+        else:
+            reserve(file, 0, size)
     except OSError:
         os.close(file)
         raise
@@ -201,15 +208,17 @@ def _make_nameless(folder: Path, size: int) -> int:
 
 def _open_nameless(folder: Path) -> int:
     """Return the descriptor of a new file: unlinked, so that nothing is left however the process ends; with direct I/O
-    if the file system supports it."""
+    if the system and the file system support it."""
     path = folder / f"state-{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
-        file = os.open(path, flags | os.O_DIRECT, 0o600)
+        file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         path.unlink(missing_ok=True)
         file = os.open(path, flags, 0o600)
+    if hasattr(fcntl, "F_NOCACHE"):  # macOS: bypasses the page cache as O_DIRECT does
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
     path.unlink()
     return file

@@ -40,8 +40,9 @@ class PlainMemory:
         # Private, like all other memory of the process: a limit on its data counts this memory.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # Fewer page faults at the first touch, and fewer TLB misses during updates.
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+            with suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def free(self, memory: Tensor) -> None:

@@ -27,7 +27,9 @@ MEET, STORE = b"M", b"S"
 """Purposes of a connection: to get a number, or to reach the store of the ranks."""
 HANDSHAKE_SECONDS = 10.0
 """Time limit of a handshake."""
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+_KEEPIDLE = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+"""Name of the option for the seconds of silence before the first probe: Linux's, or macOS's."""
+_KEEPALIVE = {getattr(socket, _KEEPIDLE): 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """Options of TCP keepalive: after 10 + 4 * 5 s of silence, the peer's machine counts as off."""
 
 

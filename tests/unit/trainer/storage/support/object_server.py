@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.storage.path import storage_path
 
@@ -59,6 +57,8 @@ class Bucket:
 @contextmanager
 def serving() -> Iterator[str]:
     """Yield the URL of a running server."""
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
@@ -99,6 +99,8 @@ def _environment(endpoint: str) -> dict[str, str]:
 
 def make_bucket() -> Bucket:
     """Create a bucket on the server in the environment."""
+    import boto3
+
     bucket = Bucket(boto3.client("s3"), f"bucket-{next(_numbers)}")
     bucket.client.create_bucket(Bucket=bucket.name)
     return bucket
