@@ -29,7 +29,7 @@ QUANTITY = "odd-quantity"
 _NAMES = count()
 
 
-def _beside(definition: Json) -> Json:
+def _beside(definition: Json) -> Any:
     names = {"kind": "OldJob", "listKind": "OldJobList", "plural": PLURAL, "singular": "oldjob"}
     return definition | {
         "metadata": {"name": f"{PLURAL}.{OLD_GROUP}"},
