@@ -65,7 +65,7 @@ def choose() -> Target:
     if own := [*preflight.problems(preflight.look()), *base_image.problems()]:
         raise DevError(_lacks(in_docker, own))
     reasons = "; ".join(problem.missing for problem in in_docker)
-    progress.say(f"The demo runs on a cluster of its own on this machine. No kind, minikube or k3d, because {reasons}.")
+    progress.say(f"The demo runs on a cluster of its own on this machine, because {reasons}.")
     return _bring_up_own()
 
 
