@@ -71,7 +71,7 @@ CPU_TORCH = $(BIN)/uv pip install --quiet --python $(RUN)/python --no-deps --tor
 	  UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=0 $(CPU_TORCH) --dry-run 2> /dev/null; then \
 	  echo "installing torch for CPUs (0.2 GB to download)"; $(CPU_TORCH); \
 	else \
-	  test "$$(uname -s)" != Linux || echo "installing torch for CUDA, PyPI's only one for Linux (2.5 GB to download, 5 GB on disk)"; \
+	  test "$$(uname -s)" != Linux || echo "installing torch for CUDA, PyPI's only one for Linux (some 3 GB to download, 5 GB on disk)"; \
 	  $(call UV_INSTALL,--require-hashes -r requirements/torch.txt,$(RUN)/python); \
 	fi
 	@touch $@
