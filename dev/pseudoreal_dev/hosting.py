@@ -31,13 +31,13 @@ _ACTIONLINT = Neighbour(
 
 def check(repository: Path = paths.REPOSITORY) -> None:
     """Raise DevError, with all that is wrong, if the platform would not understand a file."""
-    found = [*_misfits(repository), *_mistakes(repository)]
+    found = [*misfits(repository), *mistakes(repository)]
     if found:
         raise DevError("\n".join(found))
     progress.note("the files for the hosting platform are valid")
 
 
-def _misfits(repository: Path) -> list[str]:
+def misfits(repository: Path) -> list[str]:
     """Return what does not fit the platform's schemas."""
     found = []
     for schema, patterns in SCHEMAS.items():
@@ -48,7 +48,7 @@ def _misfits(repository: Path) -> list[str]:
     return found
 
 
-def _mistakes(repository: Path) -> list[str]:
+def mistakes(repository: Path) -> list[str]:
     """Return what actionlint finds in the workflows, and shellcheck in their scripts."""
     if shutil.which("go") is None:
         progress.note("Go is missing, so actionlint is not built and the workflows are only held against their schema")

@@ -4,7 +4,6 @@ PSEUDOREAL_KUBERNETES chooses an API server of another minor version, for the te
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from tests.support import pod_groups
 from tests.support.cluster import Cluster
 from tests.support.installed import install, make_namespace
 from tests.support.kubectl import Kubectl
+from tests.support.minors import KUBERNETES
 from tests.support.names import OPERATOR
-
-KUBERNETES = os.environ.get("PSEUDOREAL_KUBERNETES") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from pseudoreal_dev import kubernetes_types
 from tests import released
 from tests.support.jobs import BadJob, GoodJob, bad_jobs, example_jobs, good_job, minimal_job, other_good_jobs
 from tests.support.kubectl import Kubectl
+from tests.support.minors import since
 from tests.support.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.minors, pytest.mark.usefixtures("admin")]
@@ -116,6 +117,7 @@ def test_other_good_jobs_are_accepted(jobs: Jobs, good: GoodJob) -> None:
     assert _spec(answer.body) == _spec(good.body)
 
 
+@since("1.31")
 def test_jobs_are_found_by_their_state(jobs: Jobs) -> None:
     for name, state in (("lost", "Failed"), ("done", "Complete")):
         assert jobs.create(good_job(name, spec__suspend=True)).refusal == ""
@@ -317,6 +319,7 @@ def test_the_status_is_a_subresource(kubectl: Kubectl) -> None:
     assert "status" not in json.loads(kubectl("get", "prj", "honest", "-o", "json").stdout)
 
 
+@since("1.31")
 def test_core_v1_types_equal_the_published_schema(kubectl: Kubectl) -> None:
     """The API server may be older than the types in the CRD; they then have more fields."""
     document = json.loads(kubectl.said("get", "--raw", "/openapi/v3/api/v1"))

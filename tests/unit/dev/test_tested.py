@@ -91,8 +91,9 @@ def test_sizes_of_models_are_those_that_the_benchmarks_trained() -> None:
 
 class TestTheReadme:
     def test_names_the_largest_models(self) -> None:
+        (line,) = (line for line in README.splitlines() if line.startswith("- It has been run"))
         millions = sorted(f"{model['parameters'] / 1e6:.0f}" for model in FACTS["models"])
-        assert sorted(re.findall(r"(\d+) M\b", README)) == millions
+        assert sorted(re.findall(r"(\d+) M\b", line)) == millions
 
     def test_states_the_times_that_were_measured(self) -> None:
         minutes = {str(round(time["seconds"] / 60)) for time in FACTS["times"]}
