@@ -82,6 +82,7 @@ def _open(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
         record = _Record(uid=str(uuid.uuid4()), execution=0, job=job)
     elif resume:
         record = _read(record_path)
+        job = _with_recorded_sharding(job, record.job)
         _check_unchanged(record.job.spec.to_dict(), job.spec.to_dict(), record_path)
     else:
         raise InvalidJobError(f"{path} already holds a run; go on with it by --resume, or choose another --workdir")
@@ -100,6 +101,21 @@ def _read(record: Path) -> _Record:
             f"{record} is not of this release; finish the run with the release that began it, or choose another"
             " --workdir"
         ) from error
+
+
+def _with_recorded_sharding(job: PseudoRealJob, recorded: PseudoRealJob) -> PseudoRealJob:
+    """Return the job with stateSharding None in each phase that omits it and is recorded with None.
+
+    None was the default up to release 0.3.0, and records have defaults. On a cluster, the API server has stored it.
+    """
+    recorded_with_none = {phase.name for phase in recorded.spec.phases if phase.parallelism.state_sharding == "None"}
+    phases = [
+        phase.model_copy(update={"parallelism": phase.parallelism.model_copy(update={"state_sharding": "None"})})
+        if phase.name in recorded_with_none and phase.parallelism.state_sharding is None
+        else phase
+        for phase in job.spec.phases
+    ]
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"phases": phases})})
 
 
 def _check_unchanged(before: Json, now: Json, record: Path) -> None:

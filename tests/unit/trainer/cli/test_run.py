@@ -330,6 +330,25 @@ def test_resume_rejects_changes_that_affect_the_weights(change: Any, says: str, 
     assert "differs from the run's own" in refused.stderr
 
 
+@pytest.mark.usefixtures("_does_not_train")
+@pytest.mark.parametrize(("recorded", "kept"), [("None", "None"), (None, None)])
+def test_resume_keeps_the_state_sharding_that_an_earlier_release_recorded(
+    recorded: str | None, kept: str | None, job_body: Any, tmp_path: Path
+) -> None:
+    """Releases up to 0.3.0 recorded their default None; a run of this release records what the file says."""
+    for phase in job_body["spec"]["phases"]:
+        phase["parallelism"] = {} if recorded is None else {"stateSharding": recorded}
+    assert _invoke(job_body, tmp_path).exit_code == 0
+    for phase in job_body["spec"]["phases"]:
+        phase["parallelism"] = {}
+    job_body["spec"]["phases"].append(MORE)
+    for _ in range(2):
+        resumed = _invoke(job_body, tmp_path, "--resume")
+        assert resumed.exit_code == 0, resumed.stderr
+        phases = json.loads((tmp_path / "runs" / "job.json").read_text())["job"]["spec"]["phases"]
+        assert [phase["parallelism"].get("stateSharding") for phase in phases] == [kept, kept, None]
+
+
 def test_resume_allows_more_phases_and_a_later_end(
     job_body: dict[str, Any], tmp_path: Path, train: Any, train_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
