@@ -12,20 +12,24 @@ from typing import Any
 from pseudoreal_dev.machine import shell
 from pseudoreal_dev.tested import FACTS
 
-from tests.support.suite import PARTS, SOLO, Result, read_results
+from tests.support.suite import PARTS, SOLO, Result, minor_parts, read_results
 
 Json = dict[str, Any]
 
-LAST = (SOLO,)
-"""Parts of the suite that run after the others."""
-_OWN = {part.name for part in PARTS if part.name.startswith(("cluster", "api-server"))}
+REQUIRED = (*PARTS, *minor_parts(is_deep=False), SOLO)
+"""Parts of the suite without which no run is recorded. With `--deep` there are others."""
+_OWN = {"cluster", "api-server", *(part.name for part in minor_parts(is_deep=True))}
 """Parts with a number of their own in the record; the others are `programs`."""
+_DAY_SECONDS = 24 * 3600
 
 
 def main() -> None:
-    files = {part.name: part.results for part in (*PARTS, *LAST)}
+    files = {part.name: part.results for part in REQUIRED}
     if missing := [name for name, file in files.items() if not file.exists()]:
         sys.exit(f"Nothing is known of {', '.join(missing)}. Run `make test` first.")
+    begin = min(file.stat().st_mtime for file in files.values()) - _DAY_SECONDS
+    deep = {part.name: part.results for part in minor_parts(is_deep=True) if part.name not in files}
+    files |= {name: file for name, file in deep.items() if file.exists() and file.stat().st_mtime > begin}
     run = record({name: read_results(file) for name, file in files.items()}, _machine(files["units"]))
     facts = json.loads(FACTS.read_text())
     same = ("system", "architecture", "python")
