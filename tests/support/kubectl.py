@@ -13,10 +13,10 @@ from pseudoreal_dev.cluster import binaries
 class Kubectl:
     kubeconfig: Path
 
-    def __call__(self, *words: str, body: Any = None) -> "subprocess.CompletedProcess[str]":
-        """Run kubectl and return the result, whether it succeeds or not. `body` is its input for `-f -`."""
+    def __call__(self, *words: str, body: Any = None, text: str | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run kubectl and return the result, whether it succeeds or not. `body`, or `text`, is its input for `-f -`."""
         command = [str(binaries.build("kubectl").path("kubectl")), f"--kubeconfig={self.kubeconfig}", *words]
-        text = None if body is None else json.dumps(body)
+        text = text if body is None else json.dumps(body)
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
     def said(self, *words: str, body: Any = None) -> str:

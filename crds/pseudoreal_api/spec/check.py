@@ -1,7 +1,9 @@
 """Validates a job without an API server, with the same models, CEL rules and error messages."""
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import cel
 from pydantic import BaseModel, ValidationError
@@ -25,18 +27,65 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
             f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
         )
     try:
-        job = PseudoRealJob.model_validate({key: body.get(key, {}) for key in ("metadata", "spec")})
+        given = _without_nulls(PseudoRealJob, {key: body.get(key) or {} for key in ("metadata", "spec")})
+        # Strictly: neither JSON nor the API server takes a text for a number, or a number for a bool.
+        job = PseudoRealJob.model_validate(given, strict=True)
     except ValidationError as error:
         raise InvalidJob("\n".join(_sentence(e) for e in error.errors())) from error
     if unfit := misfits(job.spec):
         # Like the API server, skip the CEL rules if parts that are core/v1 types are malformed.
         raise InvalidJob("\n".join(unfit))
     spec = job.spec.to_dict()
-    sentences = [*_repeated(job.spec, "spec")]
+    sentences = [*_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
+    sentences += [job.queue_conflict] if job.queue_conflict else []
     sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
     if sentences:
         raise InvalidJob("\n".join(sentences))
-    return job
+    return job.with_queue()
+
+
+def _without_nulls(kind: Any, value: Any) -> Any:
+    """Return the value without nulls in the places of our own fields and entries, where they mean the default or
+    nothing, as for the API server. In parts that are core/v1 types a null may have a meaning: they stay as they are."""
+    if isinstance(value, list):
+        items = next(iter(_arguments(kind, list)), Any)
+        return [_without_nulls(items, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    model = next((one for one in _alternatives(kind) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    if model is not None:
+        kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        kept = {key: item for key, item in value.items() if item is not None or key not in kinds}
+        return {key: _without_nulls(kinds.get(key), item) for key, item in kept.items()}
+    _, of_values = _arguments(kind, dict) or (None, Any)
+    return value if of_values is Any else {key: item for key, item in value.items() if item is not None}
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """Return the members of a union; a type that is none is the only one."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if origin in (Union, UnionType):
+        return [found for one in get_args(kind) for found in _alternatives(one)]
+    return [kind]
+
+
+def _arguments(kind: Any, of: type) -> tuple[Any, ...]:
+    """Return the type arguments of the list or dict among the alternatives."""
+    return next((get_args(one) for one in _alternatives(kind) if get_origin(one) is of), ())
+
+
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
+    for key, value in labels.items():
+        if not _LABEL_VALUE.fullmatch(value):
+            yield (
+                f"metadata.labels.{key}: {value!r} is no value of a label: at most 63 letters, digits, - _ and ., with"
+                " a letter or a digit at both ends"
+            )
 
 
 def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
@@ -69,4 +118,5 @@ def _format(template: str, values: list[Any]) -> str:
 
 def _sentence(error: Any) -> str:
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
-    return f"{''.join(parts).lstrip('.')}: {error['msg']} (found {error['input']!r})"
+    remedy = "; put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], int | float) else ""
+    return f"{''.join(parts).lstrip('.')}: {error['msg']} (found {error['input']!r}){remedy}"

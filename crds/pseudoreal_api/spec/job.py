@@ -21,6 +21,10 @@ from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 MANAGER = f"{GROUP}/operator"
 """Value of spec.managedBy for this project's operator."""
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label by which Kueue's users name the queue of a job of any kind."""
+_COPY_LABEL = "kueue.x-k8s.io/multikueue-origin"
+"""Label of a copy that MultiKueue made of an object of another cluster."""
 
 
 class PseudoRealJobSpec(ApiModel):
@@ -112,7 +116,13 @@ class JobMetadata(ApiModel):
     namespace: str = "default"
     uid: str = ""
     generation: int = 0
+    labels: dict[str, str] = Field({})
     annotations: dict[str, str] = Field({})
+
+    @property
+    def queue(self) -> str | None:
+        """Queue that a label names; None: no label does, or the job is a copy, whose original has waited in it."""
+        return None if _COPY_LABEL in self.labels else self.labels.get(QUEUE_LABEL) or None
 
 
 class PseudoRealJob(ApiModel):
@@ -128,4 +138,20 @@ class PseudoRealJob(ApiModel):
 
     @classmethod
     def from_object(cls, body: dict[str, Any]) -> "PseudoRealJob":
-        return cls.model_validate({"metadata": body["metadata"], "spec": body["spec"]})
+        return cls.model_validate({"metadata": body["metadata"], "spec": body["spec"]}).with_queue()
+
+    def with_queue(self) -> "PseudoRealJob":
+        """Return the job with the queue of its label in spec.scheduling.queue, unless the spec names one."""
+        scheduling = self.spec.scheduling
+        if self.metadata.queue is None or scheduling.queue is not None:
+            return self
+        named = scheduling.model_copy(update={"queue": self.metadata.queue})
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"scheduling": named})})
+
+    @property
+    def queue_conflict(self) -> str | None:
+        """Sentence on a label that names another queue than the spec does; None: there is none."""
+        named, labelled = self.spec.scheduling.queue, self.metadata.queue
+        if named is None or labelled in (None, named):
+            return None
+        return f"spec.scheduling.queue is {named}, and the job's label {QUEUE_LABEL} says {labelled}; keep one of them"

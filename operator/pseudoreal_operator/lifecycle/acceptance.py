@@ -35,7 +35,7 @@ tells the operator how a stage ended."""
 def accept(view: View) -> Decision | None:
     if view.status.phases:
         return None
-    if sentence := find_problem(view.spec):
+    if sentence := find_problem(view.spec) or view.observed.job.queue_conflict:
         return reject_job(view.status, sentence, view.now)
     now = clock.to_text(view.now)
     status = status_with(

@@ -33,7 +33,7 @@ class JobFile:
 
 def parse_job(path: Path) -> PseudoRealJob:
     """Return the file's only job, checked; - is standard input. Raises CommandError."""
-    return PseudoRealJob.from_object(only_job(read_job_file(path)).body)
+    return check_job(only_job(read_job_file(path)).body)
 
 
 def read_job_file(path: Path) -> JobFile:

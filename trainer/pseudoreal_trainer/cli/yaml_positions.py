@@ -1,6 +1,7 @@
 """YAML with the line and column of each field. Pure.
 
-The text is parsed as by kubectl: `3e-4` is a number, a date is a string, and a repeated key is an error.
+Values are those that kubectl finds. A repeated key is an error, as for the API server: kubectl takes the last one
+without a word.
 """
 
 import re
@@ -10,9 +11,8 @@ from typing import Any
 
 import yaml
 
-_FLOAT = "tag:yaml.org,2002:float"
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
-_GO_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+from pseudoreal_trainer.cli.yaml_scalars import Loader
+
 _PATH = re.compile(r"\b(?:apiVersion|kind|metadata|spec)\b(?:\.[A-Za-z]\w*|\[[^\]\s]+\])*")
 _STEP = re.compile(r"([A-Za-z]\w*)|\[([^\]]+)\]")
 
@@ -65,7 +65,7 @@ class Document:
 def read_documents(text: str) -> list[Document]:
     """Return the nonempty documents. Raises UnreadableYaml."""
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         documents = [*_each(loader)]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -82,7 +82,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     return f"{error.problem}{where}"
 
 
-def _each(loader: "_Loader") -> Iterator[Document]:
+def _each(loader: Loader) -> Iterator[Document]:
     while loader.check_node():
         node = loader.get_node()
         assert node is not None, "check_node() is True only if there is a node"
@@ -96,17 +96,6 @@ def _each(loader: "_Loader") -> Iterator[Document]:
             raise UnreadableYaml([Fault(mark.line + 1, mark.column + 1, f"this is no YAML: {error}")]) from error
         if body is not None:
             yield Document(body, node)
-
-
-class _Loader(yaml.SafeLoader):
-    """Loader with Go's rules for plain scalars."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_FLOAT, _GO_FLOAT, list("-+.0123456789"))
 
 
 def _repeated(node: yaml.Node) -> Iterator[Fault]:
