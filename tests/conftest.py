@@ -5,6 +5,7 @@ import faulthandler
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -80,6 +81,9 @@ def pytest_make_collect_report(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     with _skip_without_peers(item.config):
+        for package in (package for mark in item.iter_markers("needs") for package in mark.args):
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(f"this test needs {package}", name=package)
         yield
 
 

@@ -19,6 +19,7 @@ AS_CAUSE = HIDDEN + (
     "def test_it():\n    try:\n        import moto\n    except ImportError as error:\n"
     "        raise ValueError('moto is needed') from error\n"
 )
+BY_MARK = HIDDEN + "import pytest\n@pytest.mark.needs('moto')\ndef test_it(): raise ValueError\n"
 OWN = "import pseudoreal_gone\ndef test_it(): pass\n"
 """A module of the project's own, and a name that is no package of `PEERS`."""
 
@@ -30,14 +31,14 @@ def _run(folder: Path, test: str, *options: str) -> subprocess.CompletedProcess[
     return subprocess.run([*command, *options], cwd=folder, env=environment, text=True, capture_output=True)
 
 
-@pytest.mark.parametrize("test", [AT_IMPORT, IN_TEST, IN_FIXTURE, AS_CAUSE])
+@pytest.mark.parametrize("test", [AT_IMPORT, IN_TEST, IN_FIXTURE, AS_CAUSE, BY_MARK])
 def test_a_missing_package_skips_with_the_remedy(test: str, tmp_path: Path) -> None:
     done = _run(tmp_path, test)
     assert "1 skipped" in done.stdout, done.stdout
     assert "moto is not in this environment; `make venv` installs it" in done.stdout
 
 
-@pytest.mark.parametrize("test", [AT_IMPORT, IN_TEST, IN_FIXTURE, AS_CAUSE])
+@pytest.mark.parametrize("test", [AT_IMPORT, IN_TEST, IN_FIXTURE, AS_CAUSE, BY_MARK])
 def test_a_missing_package_fails_where_all_are_asked_for(test: str, tmp_path: Path) -> None:
     done = _run(tmp_path, test, "--all-packages")
     assert done.returncode != 0

@@ -29,6 +29,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "a.jsonl"
 
 
+@pytest.mark.needs("tokenizers")
 def test_data_commands_turn_text_into_tokens(corpus: Path, tmp_path: Path) -> None:
     """All three commands in sequence, as shown in docs/data.md."""
     for name in ("tokenizer", "again"):
@@ -64,6 +65,7 @@ def test_data_commands_turn_text_into_tokens(corpus: Path, tmp_path: Path) -> No
     assert "00000.bin has" in _invoke("inspect", tmp_path / "tokens").stderr
 
 
+@pytest.mark.needs("tokenizers")
 def test_tokenizer_sample_has_a_share_of_every_input(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aabb " * 1000)
     (tmp_path / "b.txt").write_text("ccdd " * 1000)
@@ -73,6 +75,7 @@ def test_tokenizer_sample_has_a_share_of_every_input(tmp_path: Path) -> None:
     assert {("a", "a"), ("c", "c")} < {tuple(merge) for merge in merges}
 
 
+@pytest.mark.needs("tokenizers")
 def test_errors_of_data_commands_are_sentences(corpus: Path, tmp_path: Path) -> None:
     for said, arguments in (
         ("a.jsonl line 1 cannot be used: it is no object with a text in 'text'", ["--tokenizer", "bytes"]),
