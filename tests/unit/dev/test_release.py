@@ -251,7 +251,7 @@ def test_an_image_without_any_platform_is_an_error(
 
 
 def test_other_processors_need_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oci_images.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert oci_images.why_not("linux/amd64", tmp_path) is None
     assert "install qemu-user-static" in str(oci_images.why_not("linux/arm64", tmp_path))
     (tmp_path / "qemu-aarch64").touch()
