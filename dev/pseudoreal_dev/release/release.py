@@ -248,7 +248,7 @@ def _write_manifest(release: _Release, wishes: Wishes, helm: Path) -> None:
                 "archive": built.archive.name,
                 "digest": built.digest,
                 "platforms": built.platforms,
-                "base": "Debian, made where the release was" if wishes.on_local_base else "the Dockerfile's",
+                "base": "made with the release (BASE=local)" if wishes.on_local_base else "the Dockerfile's",
                 "publishedAs": f"{wishes.registry}/{variant.repository}:{variant.tag(release.name)}"
                 if wishes.registry
                 else None,

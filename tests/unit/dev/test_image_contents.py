@@ -196,6 +196,7 @@ def test_texts_of_equal_names_stay_apart(tmp_path: Path) -> None:
     files = {
         "one-1.dist-info/licenses/LICENSE": "own",
         "one-1.dist-info/licenses/third_party/LICENSE": "of others",
+        "one-1.dist-info/licenses/MIT.txt": "of some files",
         "one-1.dist-info/RECORD": "no licence",
         "one/licence_reader.py": "code",
         "one/lib/LICENSE.txt": "of a library",
@@ -209,6 +210,7 @@ def test_texts_of_equal_names_stay_apart(tmp_path: Path) -> None:
     assert written == {
         "one-1/licenses/LICENSE",
         "one-1/licenses/third_party/LICENSE",
+        "one-1/licenses/MIT.txt",
         "one-1/NOTICE.txt",
         "one-1/one/lib/LICENSE.txt",
         licences.INDEX,
