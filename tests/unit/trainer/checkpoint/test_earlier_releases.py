@@ -186,7 +186,7 @@ def _assert_same_end(found: Arrays, job: str) -> None:
     expected = _end(job)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
-        # Not to the bit: the release ran on another machine, and its norm of the gradient summed blocks with experts.
+        # Not to the bit: the release ran on another machine, and computed experts one by one.
         tolerance = 1e-13 if array.dtype == np.float64 else 1e-5
         np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance, err_msg=name)
 
