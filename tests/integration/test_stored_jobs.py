@@ -50,7 +50,7 @@ class Stored:
         self._await_schema(lambda: "served" if self._lists() else None)
 
     def upgrade(self) -> None:
-        new = _beside(custom_resource_definition())
+        new: Any = _beside(custom_resource_definition())
         before: Any = self._definitions.read_custom_resource_definition(self._name)
         new["metadata"]["resourceVersion"] = before.metadata.resource_version
         self._definitions.replace_custom_resource_definition(self._name, new)
