@@ -28,6 +28,8 @@ def built(neighbour: Neighbour) -> Path:
     """Return the cache folder with the program and the files, after creating them if needed."""
     pinned = paths.TOOLS / neighbour.tool
     folder = go.folder_of(pinned)
+    if (folder / neighbour.program).exists():  # no wait for another run's builds
+        return folder
     with exclusive("binaries"):
         if not (folder / neighbour.program).exists():
             folder.mkdir(parents=True, exist_ok=True)
