@@ -67,14 +67,17 @@ class _Kept(ApiModel):
     """Storage locations of a job's results."""
 
     work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
-    object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
+    # An earlier trainer takes the URL of another service for a folder of its pod, and loses what it writes there.
+    object_storage: Annotated[str | None, Since(4, known="s3://")] = Field(
+        None, description="URL in object storage of the folder of checkpoints/. None: not used."
+    )
     discards: dict[str, list[DiscardConfig]] | None = Field(
         None, description="Phase -> which of its checkpoints count no more. None: every checkpoint counts."
     )
 
     @property
     def storage(self) -> str:
-        """Folder or s3:// URL of checkpoints/."""
+        """Folder of checkpoints/, or its URL in object storage."""
         return self.object_storage or self.work_directory
 
 

@@ -240,7 +240,7 @@ def delink_config(
 
 
 def object_storage(job: PseudoRealJob) -> str | None:
-    """Return the s3:// URL of the job's folder; None if its checkpoints are in its work directory."""
+    """Return the URL in object storage of the job's folder; None if its checkpoints are in its work directory."""
     objects = job.spec.checkpoint.storage.object_storage
     return folder_of_job(objects.url, job.metadata.name, job.metadata.uid) if objects else None
 

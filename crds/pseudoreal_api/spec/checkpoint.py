@@ -53,25 +53,29 @@ class VolumeStorage(ApiModel):
 class ObjectStorage(ApiModel):
     url: str = Field(
         max_length=1024,
-        pattern="^s3://[^/]+",
-        description="url is the place of all jobs' folders, as s3://BUCKET/PREFIX.",
+        pattern="^(s3|gs|az)://[^/]+",
+        description="url is the place of all jobs' folders: s3://, gs:// or az://BUCKET/PREFIX.",
     )
     endpoint: str | None = Field(
         None,
         max_length=1024,
         pattern="^https?://",
-        description="endpoint is the address of the service, such as http://minio.storage:9000. Omitted: that of AWS,"
-        " or what the image and spec.pod.env set.",
+        description="endpoint is the address of the service, such as http://minio.storage:9000, for s3:// alone."
+        " Omitted: that of AWS, or what the image and spec.pod.env set.",
     )
     credentials_secret_name: str | None = Field(
         None,
         min_length=1,
         max_length=253,
-        description="credentialsSecretName is the name of a Secret with the keys AWS_ACCESS_KEY_ID and"
-        " AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN and AWS_DEFAULT_REGION where they are needed; other variables"
-        " belong in spec.pod.env. Omitted: the pods have their rights otherwise, for instance by their service"
-        " account.",
+        description="credentialsSecretName is the name of a Secret. For s3:// it has the keys AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN and AWS_DEFAULT_REGION where they are needed; for az://"
+        " AZURE_STORAGE_ACCOUNT_NAME with _ACCOUNT_KEY or _SAS_TOKEN, or _CONNECTION_STRING; other variables belong in"
+        " spec.pod.env. Omitted: the pods have their rights otherwise, for instance by their service account.",
     )
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition(":")[0]
 
 
 class Storage(ApiModel):
@@ -83,7 +87,8 @@ class Storage(ApiModel):
     )
     object_storage: ObjectStorage | None = Field(
         None,
-        description="objectStorage keeps checkpoints in a service that speaks S3. Omitted with type Volume.",
+        description="objectStorage keeps checkpoints in S3 or what speaks its protocol, or in the object storage of"
+        " Google or Azure. Omitted with type Volume.",
     )
 
     @property
@@ -98,9 +103,9 @@ class HuggingFaceWeights(ApiModel):
     path: str = Field(
         min_length=1,
         max_length=4096,
-        description="path is the folder of config.json and the safetensors files in the trainer pod, or an s3:// URL. A"
-        " relative path means the trainer image's working directory; under `pseudoreal run` it means the folder of the"
-        " job file.",
+        description="path is the folder of config.json and the safetensors files in the trainer pod, or a URL: s3://,"
+        " gs:// or az://, or hf://OWNER/NAME@COMMIT. A relative path means the trainer image's working directory; under"
+        " `pseudoreal run` it means the folder of the job file.",
     )
     volume: dict[str, Any] | None = Field(
         None,

@@ -17,7 +17,8 @@ class TokenFiles(ApiModel):
         None,
         min_length=1,
         max_length=1024,
-        description="path is the folder of the files, below data.path, or an s3:// URL. Omitted: it is the name.",
+        description="path is the folder of the files, below data.path, or a URL: s3://, gs:// or az://. Omitted: it is"
+        " the name.",
     )
     format: Literal["Native", "Megatron", "Nanotron", "NumPy", "Raw"] = Field(
         "Native",

@@ -6,6 +6,7 @@ lower number ends with an error message.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,6 +32,12 @@ class Since:
     """
 
     contract: int
+    known: str | None = None
+    """Pattern of the beginning of other values that earlier trainers read as they are meant."""
+
+    def is_needed_by(self, value: object) -> bool:
+        """Return whether earlier trainers must refuse a value that is not the default."""
+        return self.known is None or not re.match(self.known, str(value))
 
 
 class ContractError(ValueError):
@@ -70,7 +77,7 @@ def _needs(model: BaseModel) -> dict[str, int]:
     found = {}
     for name, field in type(model).model_fields.items():
         value, mark = getattr(model, name), marks(type(model)).get(name)
-        if mark and value != field.get_default(call_default_factory=True):
+        if mark and value != field.get_default(call_default_factory=True) and mark.is_needed_by(value):
             found[to_camel(name)] = mark.contract
         if isinstance(value, BaseModel):
             found |= {f"{to_camel(name)}.{path}": contract for path, contract in _needs(value).items()}

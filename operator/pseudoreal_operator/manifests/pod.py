@@ -50,13 +50,17 @@ _GRACE_SECONDS = 120
 _FILES = "config"
 TERMINATION_LOG = "/dev/termination-log"
 CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": False,
-    "AWS_SECRET_ACCESS_KEY": False,
-    "AWS_SESSION_TOKEN": True,
-    "AWS_DEFAULT_REGION": True,
+    "s3": {
+        "AWS_ACCESS_KEY_ID": False,
+        "AWS_SECRET_ACCESS_KEY": False,
+        "AWS_SESSION_TOKEN": True,
+        "AWS_DEFAULT_REGION": True,
+    },
+    # Azure's keys come in several forms.
+    "az": {f"AZURE_STORAGE_{key}": True for key in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN", "CONNECTION_STRING")},
 }
-"""Key of the credentials' Secret -> whether the key may be missing. Only these keys become variables: otherwise the
-author of the Secret could set the variables that control rendezvous and reports."""
+"""Scheme of the storage -> key of the credentials' Secret -> whether the key may be missing. Only these keys become
+variables: otherwise the author of the Secret could set the variables that control rendezvous and reports."""
 _NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
 """Labels that opt out of the proxies of service meshes. An injected proxy would outlive the trainer, and the
 connections between ranks would go through the proxy."""
@@ -230,7 +234,7 @@ def _storage_environment(job: PseudoRealJob) -> list[Json]:
     if objects is None:
         return []
     secret = objects.credentials_secret_name
-    keys = [_key(name, secret, optional) for name, optional in CREDENTIALS.items()] if secret else []
+    keys = [_key(name, secret, optional) for name, optional in CREDENTIALS[objects.scheme].items()] if secret else []
     return keys + (_fixed({"AWS_ENDPOINT_URL": objects.endpoint}) if objects.endpoint else [])
 
 

@@ -128,6 +128,15 @@ def test_only_what_binds_asks_for_a_contract() -> None:
     assert (asked["contractVersion"], asked["needs"]) == (LATER, {"part.mustKnow": LATER})
 
 
+@pytest.mark.parametrize(("url", "number"), [("s3://bucket", 3), ("gs://bucket", 4), ("az://container", 4)])
+def test_object_storage_that_earlier_trainers_take_for_a_folder_asks_for_a_contract(url: str, number: int) -> None:
+    class Kept(BaseModel):
+        object_storage: Annotated[str | None, marks(PhaseConfig)["object_storage"]] = None
+
+    assert with_contract(Kept())["contractVersion"] == 3
+    assert with_contract(Kept(object_storage=url))["contractVersion"] == number
+
+
 def test_the_contract_is_not_part_of_the_configuration() -> None:
     assert without_contract(json.dumps(with_contract(_Part())).encode()) == {"old": 1, "mustKnow": 0}
 

@@ -21,7 +21,7 @@ from pseudoreal_trainer.cli.loss_picture import can_draw, draw_losses
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.storage.path import SCHEME, storage_path
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.training.metrics_file import METRICS_FILE, metrics_of
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
@@ -71,7 +71,7 @@ def read_job(path: Path) -> PseudoRealJob:
 def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     """Return `checkpoint` with the path of the initial weights resolved against the folder, if the path is relative."""
     start = checkpoint.start_from
-    if start is None or start.hugging_face is None or start.hugging_face.path.startswith(SCHEME):
+    if start is None or start.hugging_face is None or "://" in start.hugging_face.path:
         return checkpoint
     weights = start.hugging_face.model_copy(update={"path": str(folder / start.hugging_face.path)})
     return checkpoint.model_copy(update={"start_from": start.model_copy(update={"hugging_face": weights})})

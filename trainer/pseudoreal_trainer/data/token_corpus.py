@@ -15,7 +15,7 @@ from pseudoreal_trainer.data.tokens.formats import check_ends, token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.storage.path import SCHEME, StoragePath, storage_path
+from pseudoreal_trainer.storage.path import StoragePath, is_object, storage_path
 
 _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy": "**/*.npy", "Raw": "**/*.bin"}
 
@@ -136,7 +136,7 @@ def _files(config: PhaseConfig, spec: Spec) -> TokenFiles:
 
 def _folder(config: PhaseConfig, spec: Spec) -> StoragePath:
     path = spec.path or spec.name
-    return storage_path(path) if path.startswith(SCHEME) else Path(config.data.path) / path
+    return storage_path(path) if is_object(path) else Path(config.data.path) / path
 
 
 def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:

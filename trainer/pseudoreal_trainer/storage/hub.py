@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from pseudoreal_trainer.errors import InvalidJobError, causes
 from pseudoreal_trainer.storage import services
+from pseudoreal_trainer.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.storage.services import StorageUnavailable
 
 SCHEME = "hf://"
@@ -61,6 +62,30 @@ def pinned(url: str) -> str:
     return f"{SCHEME}{place.page}@{commit}{place.path}"
 
 
+def weights_folder(text: str) -> StoragePath:
+    """Return the folder of a model's weights, a path or a URL. Raises InvalidJobError for one on the hub that is not
+    pinned to a commit: another execution could read other weights."""
+    if not text.startswith(SCHEME):
+        return storage_path(text)
+    place = _Place(text)
+    if place.is_dataset:
+        raise InvalidJobError(f"{text} is a dataset; weights are at hf://OWNER/NAME@COMMIT")
+    if is_pinned(text):
+        return ObjectPath(text.rstrip("/"))
+    try:
+        now = f"it is now at {pinned(text)}"
+    except Exception as error:
+        now = f"which it has cannot be asked ({services.reason(error)}); {_page(place)}/commits lists them"
+    raise InvalidJobError(
+        f"{text} names {place.revision or 'no revision'}, and weights must not change between two executions; give a"
+        f" commit of 40 hexadecimal digits: {now}"
+    )
+
+
+def _page(place: _Place) -> str:
+    return f"{(os.environ.get('HF_ENDPOINT') or 'https://huggingface.co').rstrip('/')}/{place.page}"
+
+
 def unavailable(url: str, error: BaseException) -> StorageUnavailable:
     """Return the error for a file that a service does not give; for the hub, with its reason."""
     if not url.startswith(SCHEME):
@@ -71,7 +96,7 @@ def unavailable(url: str, error: BaseException) -> StorageUnavailable:
             url=url,
             kind=place.kind,
             name=place.name,
-            page=f"{(os.environ.get('HF_ENDPOINT') or 'https://huggingface.co').rstrip('/')}/{place.page}",
+            page=_page(place),
             revision=place.revision or "main",
             reason=services.reason(error).replace("{", "(").replace("}", ")"),
         )

@@ -1,4 +1,4 @@
-"""Objects, such as checkpoints and token files, in S3-compatible storage, through fsspec and s3fs."""
+"""Objects, such as checkpoints and token files, in the storage of S3, Google or Azure, through fsspec."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,18 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.errors import TrainingError, how_to_install
-from pseudoreal_trainer.storage.path import SCHEME, ObjectPath
+from pseudoreal_trainer.storage import hub, services
+from pseudoreal_trainer.storage.path import ObjectPath
+from pseudoreal_trainer.storage.services import StorageUnavailable
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Bytes of a block to read, and number of concurrent block reads."""
+_WITHOUT_BUCKET = ("NoSuchBucket", "ContainerNotFound", "RepoNotFound", "RevisionNotFound")
+"""Words of S3, Azure and the hub for what holds the objects and is not there."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
 """Bytes of a part of a multipart upload, and the most parts that S3 allows."""
 
 log = structlog.get_logger()
-
-
-class StorageUnavailable(TrainingError):
-    """Object storage is not reachable or refuses access, so its contents are unknown."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class ObjectStorage:
         return ObjectOutput(self.path, size)
 
     def replace(self, text: str) -> None:
-        with _asking(self.path) as files:
+        with _asking(self.path, only_bucket=True) as files:
             files.pipe_file(self.path.url, text.encode())
 
     def complete(self, text: str) -> None:
@@ -65,7 +64,7 @@ class ObjectStorage:
 
     def create(self, text: str) -> None:
         try:
-            with _asking(self.path) as files:
+            with _asking(self.path, only_bucket=True) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")
         except FileExistsError:
             # The response to this request may have been lost, and the request repeated.
@@ -74,7 +73,7 @@ class ObjectStorage:
 
     def glob(self, pattern: str) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
-            return [ObjectPath(f"{SCHEME}{key}") for key in sorted(files.glob(f"{self.path.url}/{pattern}"))]
+            return [ObjectPath(f"{self.path.scheme}{key}") for key in sorted(files.glob(f"{self.path.url}/{pattern}"))]
 
     def folders(self) -> Sequence[ObjectPath]:
         # Not `find`, which lists every object below: two per rank of each checkpoint.
@@ -82,8 +81,12 @@ class ObjectStorage:
             try:
                 found = files.ls(self.path.url, detail=True)
             except FileNotFoundError as error:
-                if _code(error) == "NoSuchBucket":
+                if _is_without_bucket(error):
                     raise
+                if self.path.scheme == "gs://":
+                    # The error does not tell whether the bucket is there; an empty list does.
+                    with _asking(self.path, only_bucket=True):
+                        self._keys(files)
                 return []
         names = {entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory"}
         return [self.path / name for name in sorted(names)]
@@ -94,7 +97,7 @@ class ObjectStorage:
     def remove_folder(self, first: str) -> None:
         with _asking(self.path) as files:
             keys = self._keys(files)
-            last = (self.path / first).url.removeprefix(SCHEME)
+            last = (self.path / first).url.removeprefix(self.path.scheme)
             if last in keys:
                 files.rm_file(last)
                 keys.remove(last)
@@ -112,7 +115,9 @@ class ObjectStorage:
     def _keys(self, files: Any) -> list[str]:
         # Search the parent by prefix: for a folder without entries, `find` sends two more requests.
         found: list[str] = files.find(self.path.parent.url, prefix=f"{self.path.name}/")
-        return found
+        # adlfs drops the slash from a prefix, and then finds other folders, too.
+        folder = f"{self.path.url.removeprefix(self.path.scheme)}/"
+        return [key for key in found if key.startswith(folder)]
 
 
 class ObjectContent:
@@ -133,7 +138,7 @@ class ObjectOutput:
 
     def __init__(self, path: ObjectPath, size: int) -> None:
         self._path, self._part, self._size = path, max(_PART_BYTES, ceil(size / _MOST_PARTS)), 0
-        with _asking(path) as files:
+        with _asking(path, only_bucket=True) as files:
             # A replaced execution may still be writing: the later writer must fail, not overwrite.
             self._file = files.open(path.url, "xb", block_size=self._part)
         self._finished = False
@@ -141,14 +146,14 @@ class ObjectOutput:
     def write(self, content: memoryview) -> None:
         """Append content. All parts but the last have equal size, as some servers require."""
         begin = 0
-        with _asking(self._path):
+        with _asking(self._path, only_bucket=True):
             while begin < len(content):
                 count = self._part - self._size % self._part
                 written = self._file.write(content[begin : begin + count])
                 begin, self._size = begin + written, self._size + written
 
     def finish(self) -> None:
-        with _asking(self._path):
+        with _asking(self._path, only_bucket=True):
             self._file.close()
         self._finished = True
 
@@ -172,7 +177,7 @@ def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
         starts = [*range(first, min(end, first + _BLOCK_BYTES * _BLOCKS_AT_ONCE), _BLOCK_BYTES)]
         ends = [min(end, start + _BLOCK_BYTES) for start in starts]
         with _asking(path) as files:
-            yield from files.cat_ranges([path.url] * len(starts), starts, ends, on_error="raise")
+            yield from services.read_ranges(files, [path.url] * len(starts), starts, ends)
 
 
 def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
@@ -182,7 +187,7 @@ def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
         return []
     urls, begins, ends = zip(*((path.url, begin, end) for path, begin, end in ranges), strict=True)
     with _asking(ranges[0][0]) as files:
-        return list(files.cat_ranges([*urls], [*begins], [*ends], on_error="raise"))
+        return services.read_ranges(files, urls, begins, ends)
 
 
 def read_beginnings(paths: Sequence[ObjectPath], size: int) -> list[bytes | None]:
@@ -207,40 +212,28 @@ def _beginning(path: ObjectPath, found: bytes | Exception) -> bytes | None:
 
 
 @contextmanager
-def _asking(path: ObjectPath) -> Iterator[Any]:
+def _asking(path: ObjectPath, *, only_bucket: bool = False) -> Iterator[Any]:
     """Yield the fsspec file system, and translate its errors, which have no common base class, into the errors of
-    `Storage`."""
+    `Storage`. `only_bucket`: what is missing can only be the bucket."""
     try:
-        yield _file_system()
+        yield services.file_system(path.url)
     except FileExistsError as error:
         raise FileExistsError(f"{path} is there already: another execution has written it meanwhile") from error
     except FileNotFoundError as error:
-        if _code(error) == "NoSuchBucket":
-            raise _unavailable(path, error) from error
+        if only_bucket or _is_without_bucket(error):
+            raise hub.unavailable(path.url, error) from error
         raise
-    except ImportError as error:
-        raise StorageUnavailable(f"{path} needs packages that are not installed; {how_to_install('s3')}") from error
+    except StorageUnavailable:
+        raise
     except Exception as error:
-        raise _unavailable(path, error) from error
+        raise hub.unavailable(path.url, error) from error
 
 
-def _file_system() -> Any:
-    import fsspec
-
-    # Listings are not cached: other ranks and executions write meanwhile.
-    return fsspec.filesystem("s3", use_listings_cache=False)
-
-
-def _unavailable(path: ObjectPath, error: Exception) -> StorageUnavailable:
-    return StorageUnavailable(
-        f"object storage does not give access to {path}: {type(error).__name__}: {error}; check the bucket, and"
-        " AWS_ENDPOINT_URL and the credentials in the environment"
-    )
-
-
-def _code(error: BaseException) -> str | None:
-    """Return S3's error code (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); None for other
-    errors."""
-    response: dict[str, Any] = getattr(error.__cause__, "response", {})
-    found: str | None = response.get("Error", {}).get("Code")
-    return found
+def _is_without_bucket(error: BaseException) -> bool:
+    """Return whether a FileNotFoundError says that there is no such bucket, or container, or repository of the hub."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if any(word in str(chain) for word in _WITHOUT_BUCKET):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-SCHEME = "s3://"
+OBJECT_SCHEMES = ("s3://", "gs://", "az://")
+"""Beginnings of URLs of object storage: S3 and services that speak its protocol, Google's, and Azure's."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class ObjectPath:
         return self.url
 
     @property
+    def scheme(self) -> str:
+        """The URL's scheme, with the slashes after it."""
+        return self.url[: self.url.index("://") + 3]
+
+    @property
     def name(self) -> str:
         return self.url.rpartition("/")[2]
 
@@ -33,4 +39,8 @@ StoragePath = Path | ObjectPath
 
 
 def storage_path(text: str) -> StoragePath:
-    return ObjectPath(text.rstrip("/")) if text.startswith(SCHEME) else Path(text)
+    return ObjectPath(text.rstrip("/")) if is_object(text) else Path(text)
+
+
+def is_object(text: str) -> bool:
+    return text.startswith(OBJECT_SCHEMES)

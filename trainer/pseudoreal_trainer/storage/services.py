@@ -5,14 +5,18 @@ Credentials come from the environment alone, as each service's own library finds
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from pseudoreal_trainer.errors import TrainingError, causes
+from pseudoreal_trainer.errors import TrainingError, causes, how_to_install
 
 _QUERY = re.compile(r"\?[^\s'\">)]+")
+_MOST_THREADS = 8
+"""Maximum number of concurrent requests, to a service whose file system makes one at a time."""
 _MOST_REASON = 500
 """Maximum number of characters of a service's error that are repeated."""
 
@@ -59,11 +63,28 @@ def file_system(url: str) -> Any:
     name = service_of(url).name
     # The library reads this variable when it is imported.
     options = {"endpoint": os.environ.get("HF_ENDPOINT")} if name == "hf" else {}
+    # Rapid buckets of Google need gRPC, and a request for each bucket to know them.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     with packages_of(url):
         import fsspec
 
         # Listings are not cached: other processes write meanwhile.
         return fsspec.filesystem(name, use_listings_cache=False, **options)
+
+
+def read_ranges(files: Any, urls: Sequence[str], begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    """Return the bytes begin..end-1 of each file of a file system, requested concurrently. Raises its errors."""
+    if files.async_impl:
+        return list(files.cat_ranges([*urls], [*begins], [*ends], on_error="raise"))
+    with ThreadPoolExecutor(min(len(urls), _MOST_THREADS)) as pool:
+        return [*pool.map(partial(_read_range, files), urls, begins, ends)]
+
+
+def _read_range(files: Any, url: str, begin: int, end: int) -> bytes:
+    with files.open(url, "rb", cache_type="none") as opened:
+        opened.seek(begin)
+        content: bytes = opened.read(end - begin)
+    return content
 
 
 @contextmanager
@@ -73,7 +94,7 @@ def packages_of(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise StorageUnavailable(
-            f"{without_secrets(url)} needs the packages of pseudoreal[{service_of(url).name}], which are not installed"
+            f"{without_secrets(url)} needs packages that are not installed; {how_to_install(service_of(url).name)}"
         ) from error
 
 
@@ -84,8 +105,10 @@ def unavailable(url: str, error: BaseException) -> StorageUnavailable:
 
 
 def reason(error: BaseException) -> str:
-    """Return a service's error as text. Query strings are left out, because they may hold a signature."""
-    text = without_secrets(f"{type(error).__name__}: {error}")
+    """Return the first line of a service's error. Query strings are left out, because they may hold a signature."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # with the service's own words
+    text = without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
     return text if len(text) <= _MOST_REASON else f"{text[:_MOST_REASON]}…"
 
 

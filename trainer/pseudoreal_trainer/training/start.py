@@ -37,7 +37,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
-from pseudoreal_trainer.storage.path import storage_path
+from pseudoreal_trainer.storage.hub import weights_folder
 from pseudoreal_trainer.training.progress import Progress
 
 log = structlog.get_logger()
@@ -97,7 +97,7 @@ def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weigh
     start = config.start_from
     if start is None or start.hugging_face is None or not isinstance(origin, FreshStart):
         return None
-    weights = open_weights(storage_path(start.hugging_face.path), config.model, config.sharing, start.blocks)
+    weights = open_weights(weights_folder(start.hugging_face.path), config.model, config.sharing, start.blocks)
     if checks:
         weights.check()
         log.info("weights_imported", folder=str(weights.folder), model_type=weights.config["model_type"])

@@ -6,6 +6,7 @@ from pseudoreal_api.spec.rules.rule import Rule, on_each_phase, on_job, says
 from pseudoreal_api.spec.rules.training import TRAINING_RULES, blocks_of
 
 _NAMED_CLAIM = "(has(self.checkpoint.storage.volume) && has(self.checkpoint.storage.volume.claimName))"
+_OBJECTS = "self.checkpoint.storage.objectStorage"
 _START = "self.checkpoint.startFrom"
 _FIRST_BLOCKS = blocks_of("self.phases[0]")
 
@@ -36,6 +37,19 @@ _OPERATION_RULES = (
         "spec.checkpoint.storage.type is %s, but the storage of the other type is set beside it; remove that, or change"
         " the type",
         "self.checkpoint.storage.type",
+    ),
+    on_job(
+        f"!has({_OBJECTS}) || !has({_OBJECTS}.endpoint) || {_OBJECTS}.url.startsWith('s3:')",
+        "spec.checkpoint.storage.objectStorage.endpoint %s is for s3:// alone, and url is %s; remove it",
+        f"{_OBJECTS}.endpoint",
+        f"{_OBJECTS}.url",
+    ),
+    on_job(
+        f"!has({_OBJECTS}) || !has({_OBJECTS}.credentialsSecretName) || !{_OBJECTS}.url.startsWith('gs:')",
+        "spec.checkpoint.storage.objectStorage.credentialsSecretName %s is not for gs://, whose keys are files; give"
+        " the pods a service account with the rights, or mount the file and name it in spec.pod.env as"
+        " GOOGLE_APPLICATION_CREDENTIALS",
+        f"{_OBJECTS}.credentialsSecretName",
     ),
     on_job(
         f"!{_NAMED_CLAIM} || !has(self.checkpoint.storage.volume.claimTemplate)",

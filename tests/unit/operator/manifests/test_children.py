@@ -198,6 +198,15 @@ def test_only_four_keys_of_the_credentials_become_variables(stage: Stage) -> Non
     assert refs.keys() - needed == {"AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"}
 
 
+def test_keys_of_azure_become_variables_in_each_of_their_forms() -> None:
+    objects = {"url": "az://container", "credentialsSecretName": "keys"}
+    changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
+    refs = {e["name"]: e["valueFrom"]["secretKeyRef"] for e in container(**changes)["env"] if "AZURE" in e["name"]}
+    names = [f"AZURE_STORAGE_{key}" for key in ("ACCOUNT_KEY", "ACCOUNT_NAME", "CONNECTION_STRING", "SAS_TOKEN")]
+    assert sorted(refs) == names
+    assert all(ref == {"name": "keys", "key": name, "optional": True} for name, ref in refs.items())
+
+
 def test_a_variable_of_the_user_s_replaces_a_whole_one_of_the_operator_s() -> None:
     """The API server rejects an entry with both a value and valueFrom."""
     objects = {"url": "s3://bucket", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"}

@@ -1,6 +1,7 @@
 """Jobs that start from weights saved by transformers, and the export back to transformers."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.storage.files import FileContent
 from pseudoreal_trainer.training.start import load_weights
 from structlog.testing import capture_logs
 
+from tests.support.file_server import serving
 from tests.support.forked import run_ranks
+from tests.support.hub import FIRST, SECOND, Hub
 from tests.unit.trainer.convert.support.published import FAMILIES, LENGTH, begin, begin_with, edit, tensors
 from tests.unit.trainer.storage.support.object_server import Bucket
 
@@ -419,6 +422,60 @@ def test_weights_in_object_storage(copied: Path, bucket: Bucket, job_body: Any, 
     job_body["spec"]["checkpoint"]["startFrom"]["huggingFace"]["path"] = f"{bucket.url}/nowhere"
     with pytest.raises(InvalidJobError, match=f"{bucket.url}/nowhere is no Hugging Face checkpoint"):
         begin(config(0, "other"))
+
+
+@pytest.fixture
+def hub(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The hub with the weights at one commit."""
+    files = {file.name: file.read_bytes() for file in copied.iterdir()}
+    with serving(Hub(repository="owner/llama", commits={FIRST: files})) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        yield served
+
+
+@pytest.mark.usefixtures("hub")
+def test_weights_on_the_hub(job_body: Any, config: Any) -> None:
+    expected = begin(config(0, "alone"))
+    job_body["spec"]["checkpoint"]["startFrom"]["huggingFace"]["path"] = f"hf://owner/llama@{FIRST}"
+    found = begin(config(0))
+    assert all(found.tensor(name).tobytes() == array.tobytes() for name, array in expected.whole().items())
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("owner/llama", f"names no revision, and weights must not .*digits: it is now at hf://owner/llama@{FIRST}"),
+        ("owner/llama@main", f"names main, and weights must not .* it is now at hf://owner/llama@{FIRST}"),
+        (
+            "owner/llama@gone",
+            r"names gone, .*: which it has cannot be asked \(.*\); http.*/owner/llama/commits lists them",
+        ),
+        ("datasets/owner/llama", "is a dataset; weights are at hf://OWNER/NAME@COMMIT"),
+        ("llama", "hf://llama is no address on the hub; these are"),
+    ],
+)
+def test_weights_on_the_hub_without_a_commit_are_refused(place: str, says: str, job_body: Any, config: Any) -> None:
+    job_body["spec"]["checkpoint"]["startFrom"]["huggingFace"]["path"] = f"hf://{place}"
+    with pytest.raises(InvalidJobError, match=says):
+        begin(config(0))
+
+
+def test_weights_that_the_hub_does_not_give_are_a_sentence(hub: Hub, job_body: Any, config: Any) -> None:
+    path = job_body["spec"]["checkpoint"]["startFrom"]["huggingFace"]
+    path["path"] = f"hf://owner/llama@{SECOND}"
+    with pytest.raises(TrainingError, match=f"the model owner/llama has no revision {SECOND}"):
+        begin(config(0))
+    path["path"] = f"hf://owner/other@{FIRST}"
+    with pytest.raises(TrainingError, match="the model owner/other is not on the hub, or it is private"):
+        begin(config(0))
+    path["path"] = f"hf://owner/llama@{FIRST}/nowhere"
+    with pytest.raises(InvalidJobError, match="nowhere is no Hugging Face checkpoint"):
+        begin(config(0))
+    hub.is_gated = True
+    path["path"] = f"hf://owner/llama@{FIRST}"
+    with pytest.raises(TrainingError, match="the model owner/llama is gated: accept its conditions on http"):
+        begin(config(0))
 
 
 @pytest.mark.usefixtures("copied")

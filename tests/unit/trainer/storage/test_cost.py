@@ -26,8 +26,8 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.files import FileStorage
-from pseudoreal_trainer.storage.objects import StorageUnavailable
 from pseudoreal_trainer.storage.path import ObjectPath
+from pseudoreal_trainer.storage.services import StorageUnavailable
 from pseudoreal_trainer.storage.storage import storage_of
 
 from tests.unit.trainer.checkpoint.support.by_hand import committed, manifest_of, save

@@ -26,8 +26,9 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.storage import objects as object_storage
-from pseudoreal_trainer.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
+from pseudoreal_trainer.storage.objects import ObjectContent, ObjectOutput, ObjectStorage
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
+from pseudoreal_trainer.storage.services import StorageUnavailable
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.checkpoints import assert_same, newest

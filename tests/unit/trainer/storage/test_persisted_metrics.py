@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.storage.objects import ObjectStorage, StorageUnavailable
+from pseudoreal_trainer.storage.objects import ObjectStorage
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
+from pseudoreal_trainer.storage.services import StorageUnavailable
 from pseudoreal_trainer.training.metrics_file import PersistedMetrics, metrics_of
 
 from tests.support.checkpoints import metrics

@@ -173,7 +173,7 @@ class _Ranges(io.RawIOBase):
 def _range(file: RemoteFile, begin: int, end: int) -> bytes:
     if services.scheme_of(file.url) == "https":
         return https.read(file.url, begin, end, file.version)
-    content: bytes = services.file_system(file.url).cat_file(file.url, start=begin, end=end)
+    [content] = services.read_ranges(services.file_system(file.url), [file.url], [begin], [end])
     if len(content) != end - begin:
         raise OSError(f"{len(content):,} bytes came of the {end - begin:,} from byte {begin:,} on")
     return content

@@ -377,7 +377,7 @@ class TestRefusals:
 
     def test_a_service_without_its_packages_names_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(TrainingError, match=r"needs the packages of pseudoreal\[hf\], which are not installed"):
+        with pytest.raises(TrainingError, match=r"needs packages that are not installed; run pip install '\.\[hf\]'"):
             find_inputs([DATASET])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -106,7 +106,12 @@ def make_bucket() -> Bucket:
     return bucket
 
 
-def store_of(bucket: Bucket) -> CheckpointStore:
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
+def store_of(bucket: HasUrl) -> CheckpointStore:
     """Return the checkpoints of the job of `job_body`."""
     return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
 
