@@ -42,6 +42,10 @@ MISTAKES = {
     "a rule on a phase by its name": ("{step: 20}", "{step: 5}", 15, 13, "phases[real]"),
     "ranks that do not fit": ("    workers: 2", "    workers: 9", 14, 5, "phases[real]"),
     "a number that kubectl reads as one": ('"1e-3"', "1e-3", 8, 5, "learningRate"),
+    "a text in place of a number": ("    workers: 2", "    workers: '2'", 16, 5, "workers"),
+    "a bool in place of a number": ("    workers: 2", "    workers: yes", 16, 5, "workers"),
+    "a number in place of a label": ("{name: llm}", "{name: llm, labels: {team: 1}}", 3, 32, "put it in quotes"),
+    "a label that is none": ("{name: llm}", "{name: llm, labels: {team: a b}}", 3, 32, "'a b' is no value of a label"),
     "the name": ("{name: llm}", "{name: a.b}", 3, 12, "metadata.name"),
     "the version": ("v1alpha1", "v1", 1, 1, "apiVersion"),
     "a key twice": ("  data: {path: corpus}", "  data: {path: corpus}\n  data: {path: b}", 7, 3, "second time"),
@@ -68,6 +72,10 @@ def test_a_fault_has_line_and_column(mistake: str, tmp_path: Path) -> None:
 def test_a_valid_job_is_reported_as_valid(tmp_path: Path) -> None:
     result = validate(tmp_path / "job.yaml", GOOD)
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/job.yaml: job llm is valid\n")
+
+
+def test_null_in_place_of_a_field_means_its_default(tmp_path: Path) -> None:
+    assert validate(tmp_path / "job.yaml", GOOD.replace("    workers: 2", "    workers: null")).exit_code == 0
 
 
 def test_faults_of_all_jobs_come_in_file_order(tmp_path: Path) -> None:
