@@ -8,13 +8,13 @@ from itertools import pairwise
 from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_trainer.cli.curve import plot
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from pseudoreal_client.text import NOTHING, age, columns, duration
-from pseudoreal_trainer.cli.curve import plot
 from pseudoreal_client.view.description import phase_table
 from pseudoreal_client.view.history import History
 from pseudoreal_client.view.observed_job import ObservedJob, one_line
