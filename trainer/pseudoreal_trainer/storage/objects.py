@@ -233,10 +233,7 @@ def _is_without_bucket(error: BaseException) -> bool:
     """Return whether a FileNotFoundError says that there is no such bucket, or container, or repository of the hub."""
     chain: BaseException | None = error
     while chain is not None:
-        # The words of S3, Azure, and the hub.
-        if any(
-            word in str(chain) for word in ("NoSuchBucket", "ContainerNotFound", "RepoNotFound", "RevisionNotFound")
-        ):
+        if any(word in f"{type(chain).__name__} {chain}" for word in _WITHOUT_BUCKET):
             return True
         chain = chain.__cause__ or chain.__context__
     return False
