@@ -17,7 +17,7 @@ from pseudoreal_trainer.storage.services import StorageUnavailable
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Bytes of a block to read, and number of concurrent block reads."""
-_WITHOUT_BUCKET = ("NoSuchBucket", "ContainerNotFound", "RepoNotFound", "RevisionNotFound")
+_WITHOUT_BUCKET = ("NoSuchBucket", "ContainerNotFound", "RepositoryNotFound", "RevisionNotFound")
 """Words of S3, Azure and the hub for what holds the objects and is not there."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
 """Bytes of a part of a multipart upload, and the most parts that S3 allows."""
@@ -233,7 +233,7 @@ def _is_without_bucket(error: BaseException) -> bool:
     """Return whether a FileNotFoundError says that there is no such bucket, or container, or repository of the hub."""
     chain: BaseException | None = error
     while chain is not None:
-        if any(word in str(chain) for word in _WITHOUT_BUCKET):
+        if any(word in f"{type(chain).__name__} {chain}" for word in _WITHOUT_BUCKET):
             return True
         chain = chain.__cause__ or chain.__context__
     return False
