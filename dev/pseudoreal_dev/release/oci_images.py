@@ -73,7 +73,9 @@ def build(variant: Variant, source: Source, folder: Path) -> Built:
             try:
                 names.append(_build(variant, source, wanted))
             except DevError as error:
-                missing[wanted] = str(error)
+                progress.say(str(error))
+                # Logs have paths of this machine, and the reason is published.
+                missing[wanted] = str(error).partition("\n")[0]
         if not names:
             raise DevError("; ".join(f"{wanted}: {why}" for wanted, why in missing.items()))
         archive = folder / f"{variant.repository}-{variant.tag(source.version)}.oci.tar"
