@@ -152,8 +152,8 @@ def _counting(call: Callable[..., int], calls: list[int]) -> Callable[..., int]:
 @pytest.mark.parametrize(
     ("name", "number", "sentence"),
     [
-        ("pwritev", errno.ENOSPC, "the state cannot be written: No space left on device"),
-        ("pwritev", errno.EIO, "the state cannot be written: Input/output error"),
+        ("pwrite", errno.ENOSPC, "the state cannot be written: No space left on device"),
+        ("pwrite", errno.EIO, "the state cannot be written: Input/output error"),
         ("preadv", errno.EIO, "the state cannot be read: Input/output error"),
     ],
 )
@@ -178,7 +178,7 @@ def test_training_resumes_from_the_last_checkpoint_after_a_disk_failure(
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, read = os.pwritev, os.preadv
-    monkeypatch.setattr(os, "pwritev", lambda f, views, at: write(f, [views[0][:PAGE]], at))
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda f, view, at: write(f, view[:PAGE], at))
     monkeypatch.setattr(os, "preadv", lambda f, views, at: read(f, [views[0][:PAGE]], at))
     _write_and_read(tmp_path)

@@ -80,11 +80,11 @@ def _volume_of_metrics(begun: threading.Event) -> None:
 def _disk(begun: threading.Event) -> None:
     """Let a write of unit state in the previous step's update hang; the engine waits for the write before it frees the
     buffers."""
-    update, writes = DiskState.update, os.pwritev
+    update, writes = DiskState.update, os.pwrite
 
     def updates(*arguments: Any) -> None:
         if arguments[0].steps == STEP - 2:
-            os.pwritev = hangs
+            os.pwrite = hangs
         update(*arguments)
 
     def hangs(*arguments: Any) -> int:

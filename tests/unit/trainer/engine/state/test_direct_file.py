@@ -42,7 +42,7 @@ def _meeting(call: Callable[..., int], meeting: threading.Barrier, sizes: list[i
     return meet
 
 
-@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+@pytest.mark.parametrize("name", ["preadv", "pwrite"])
 def test_a_large_read_keeps_all_requests_in_flight(
     name: str, file: DirectFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_direct_file_reads_what_it_wrote_in_many_requests(file: DirectFile) -> N
 
 
 @pytest.mark.parametrize("failing", [0, 1, DEPTH - 1, DEPTH, 3 * DEPTH - 1])
-@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+@pytest.mark.parametrize("name", ["preadv", "pwrite"])
 def test_a_failed_request_is_raised_when_no_request_is_in_flight(
     name: str, failing: int, file: DirectFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from pseudoreal_trainer.engine.state.snapshot import Snapshot
 from pseudoreal_trainer.training.saving import Saver
 
 CALLS: dict[str, tuple[Any, str]] = {
-    "write of the disk": (os, "pwritev"),
+    "write of the disk": (os, "pwrite"),
     "read of the disk": (os, "preadv"),
     "all_reduce": (dist, "all_reduce"),
     "reduce_scatter": (dist, "reduce_scatter_tensor"),
