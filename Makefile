@@ -136,8 +136,9 @@ test-deep: venv corpus ## The same with all that is long, full budgets and new r
 	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: .venv-run/tests ## The tests that need nothing but Python and the packages of `make run`; the rest of them skip with a sentence
 	$(RUN)/python -m pytest tests/unit
-test-integration: venv ## The tests against a real API server
+test-integration: venv ## The tests against a real API server, and against servers that stand for object storage
 	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/clouds
 # KUBERNETES: one of these minor versions; without it, each of them.
 MINORS = $(patsubst dev/tools/kubernetes-%,%,$(wildcard dev/tools/kubernetes-*))
 test-minors: venv ## The tests of the API against API servers of other minor versions, KUBERNETES=1.30

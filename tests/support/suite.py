@@ -85,7 +85,8 @@ _LONG = (
     Part("api-server", ("tests/integration",)),
     # In one part, because tests in both folders use results of the same ranks.
     Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/plan")),
-    Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/storage", f"{_TRAINER}/cli")),
+    # tests/clouds not beside tests/integration: torch would count in the memory of the operators forked there.
+    Part("checkpoints", ("tests/clouds", f"{_TRAINER}/checkpoint", f"{_TRAINER}/storage", f"{_TRAINER}/cli")),
     Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "preflight", "measure"))),
 )
 _UNITS = Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:])))

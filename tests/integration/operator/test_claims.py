@@ -100,6 +100,7 @@ def test_job_starts_once_the_line_is_changed_as_the_condition_says(cluster: Clus
     core = client.CoreV1Api(cluster.api)
     assert f"kubectl delete pvc {CLAIM}" in text
     core.delete_namespaced_persistent_volume_claim(CLAIM, cluster.namespace)
+    wait_for("the end of the claim", lambda: not core.list_namespaced_persistent_volume_claim(cluster.namespace).items)
     create_claim(cluster, "ReadWriteOnce", storageClassName=storage_class)
     assert "kubectl delete job j-pseudo-" in text
     cluster.delete_child_job("j-pseudo-e1")

@@ -20,7 +20,7 @@ from pseudoreal_trainer.storage.objects import ObjectStorage
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.storage.services import StorageUnavailable
 
-from tests.integration.clouds.conftest import Bucket
+from tests.clouds.conftest import Bucket
 from tests.unit.trainer.data.prepare.support import corpora
 from tests.unit.trainer.data.prepare.support.silent import Silent
 from tests.unit.trainer.data.prepare.support.small import TEXTS
