@@ -23,13 +23,14 @@ from pseudoreal_trainer.training.progress import Progress
 from pydantic import ValidationError
 
 CORPUS = CorpusIdentity(files=1, size=5, sha256="07" * 32)
-OF_THE_FILES = {"tensors", "files", "link"}
+OF_THE_FILES = {"files_version", "tensors", "files", "link"}
 
 
 def _manifest(config: PhaseConfig) -> Manifest:
     """Return a manifest in which no field has its default."""
     return Manifest(
         format_version=FORMAT_VERSION,
+        files_version=4,
         job=config.job,
         execution=config.execution,
         phase=config.phase,
@@ -73,7 +74,7 @@ def test_a_resumed_phase_saves_what_it_was_resumed_from(config: Any) -> None:
     changed = {"phase_complete": False, "delinked": False, "parent": "real-00000009"}
     for name in set(Manifest.model_fields) - OF_THE_FILES:
         assert getattr(again, name) == changed.get(name, getattr(saved, name)), name
-    assert (again.tensors, again.files, again.link) == ({}, {}, None)
+    assert (again.tensors, again.files, again.link, again.files_version) == ({}, {}, None, None)
     assert Progress.saved_in(saved).manifest(config(1), CORPUS, complete=True).phase_complete
 
 
