@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.data.prepare.files import RemoteFile
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
+from pseudoreal_trainer.data.prepare.reading.files import RemoteFile
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 from pseudoreal_trainer.errors import TrainingError

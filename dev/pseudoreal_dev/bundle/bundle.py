@@ -19,7 +19,18 @@ STARTED_BY_NAME = ("tests.support.warm",)
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Modules available on the GPU machine, besides the standard library."""
 OPTIONAL = frozenset(
-    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers", "matplotlib"}
+    {
+        "s3fs",
+        "botocore",
+        "aiobotocore",
+        "huggingface_hub",
+        "tensorboardX",
+        "wandb",
+        "mlflow",
+        "pyarrow",
+        "tokenizers",
+        "matplotlib",
+    }
 )
 """Modules imported only for object storage, metrics services, data preparation and pictures."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})

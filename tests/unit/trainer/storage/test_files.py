@@ -123,7 +123,7 @@ def test_a_file_is_given_up_while_its_disk_hangs(tmp_path: Path, monkeypatch: py
         begun.set()
         assert goes_on.wait(PATIENCE_SECONDS)
 
-    monkeypatch.setattr(os, "fdatasync", hangs)
+    monkeypatch.setattr(files, "_flush_data", hangs)
     monkeypatch.setattr(files, "_FLUSHED_BYTES", 1)
     output = FileOutput(tmp_path / "file")
     try:

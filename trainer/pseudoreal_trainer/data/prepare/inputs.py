@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from pseudoreal_trainer.data.prepare.files import InputFile, LocalFile
 from pseudoreal_trainer.data.prepare.formats.fast_llm import fast_llm_records
 from pseudoreal_trainer.data.prepare.formats.mds import MdsDataset, read_mds
 from pseudoreal_trainer.data.prepare.formats.parquet import parquet_records
 from pseudoreal_trainer.data.prepare.formats.records import START, Mark, Record
 from pseudoreal_trainer.data.prepare.formats.text_files import json_records, text_records
-from pseudoreal_trainer.data.prepare.remote import is_remote, remote_files
+from pseudoreal_trainer.data.prepare.reading.files import InputFile, LocalFile
+from pseudoreal_trainer.data.prepare.reading.remote import is_remote, remote_files
 from pseudoreal_trainer.errors import InvalidJobError
 
 GROUP_BYTES = 16 << 20

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pseudoreal_trainer.data.prepare import encoding
-from pseudoreal_trainer.data.prepare.files import LocalFile
 from pseudoreal_trainer.data.prepare.formats import compressed, text_files
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
+from pseudoreal_trainer.data.prepare.reading.files import LocalFile
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pseudoreal_trainer.errors import InvalidJobError

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.data.prepare import files, remote
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
+from pseudoreal_trainer.data.prepare.reading import files, remote
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.prepare.shards import Target
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer

@@ -4,7 +4,7 @@ the content is read in chunks."""
 import zlib
 from collections.abc import Callable, Iterator
 
-from pseudoreal_trainer.data.prepare.files import InputFile
+from pseudoreal_trainer.data.prepare.reading.files import InputFile
 from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 SUFFIXES = (".gz", ".zst", ".zstd")

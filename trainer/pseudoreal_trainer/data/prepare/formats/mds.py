@@ -18,10 +18,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from pseudoreal_trainer.data.prepare.files import LocalFile
 from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import Ids, Malformed, Record, Text
 from pseudoreal_trainer.data.prepare.formats.text_files import pieces
+from pseudoreal_trainer.data.prepare.reading.files import LocalFile
 from pseudoreal_trainer.errors import InvalidJobError
 
 INDEX = "index.json"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pseudoreal_trainer.data.prepare.files import InputFile
 from pseudoreal_trainer.data.prepare.formats.records import START, Malformed, Mark, Record, Text
 from pseudoreal_trainer.data.prepare.formats.text_files import pieces
+from pseudoreal_trainer.data.prepare.reading.files import InputFile
 from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from functools import partial
 
-from pseudoreal_trainer.data.prepare.files import InputFile
 from pseudoreal_trainer.data.prepare.formats.compressed import is_compressed, read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import START, Malformed, Mark, Record, Text
+from pseudoreal_trainer.data.prepare.reading.files import InputFile
 
 MOST_LINE_BYTES = 256 << 20
 """Maximum number of bytes in a JSON line, which is parsed as a whole."""

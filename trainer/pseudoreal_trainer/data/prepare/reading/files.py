@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from pseudoreal_trainer.data.prepare import https
+from pseudoreal_trainer.data.prepare.reading import https
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.storage import hub, services
 

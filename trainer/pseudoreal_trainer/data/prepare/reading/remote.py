@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from pseudoreal_trainer.data.prepare.files import RemoteFile, described, info_of, patiently
+from pseudoreal_trainer.data.prepare.reading.files import RemoteFile, described, info_of, patiently
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.storage import hub, services
 

@@ -1,0 +1,1 @@
+"""Reads files of inputs: local ones, and those of services and web servers by requests for ranges of bytes."""
