@@ -1,1 +1,4 @@
-"""Reads files of inputs: local ones, and those of services and web servers by requests for ranges of bytes."""
+"""Reads files of inputs: local ones, and those of services and web servers by requests for ranges of bytes.
+
+The formats of their content are in `formats`.
+"""
