@@ -383,7 +383,7 @@ def test_resume_allows_more_phases_and_a_later_end(
 @pytest.mark.usefixtures("_does_not_train")
 def test_run_names_the_fields_that_it_ignores(job_body: Any, tmp_path: Path) -> None:
     job_body["spec"] |= {"pod": {"image": "x"}, "scheduling": {"queue": "q"}}
-    job_body["spec"]["phases"][0] |= {"resources": {"limits": {"cpu": "1"}}, "pod": {"image": "y"}}
+    job_body["spec"]["phases"][0] |= {"resources": {"limits": {"cpu": "1"}}, "pod": {"image": "other"}}
     job_body["spec"]["phases"][0]["offload"] = {"volume": {"emptyDir": {}}}
     job_body["spec"]["checkpoint"]["storage"] = {"volume": {"claimName": "c"}}
     said = _invoke(job_body, tmp_path).output
