@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.support.depth import DEPTH
@@ -43,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
         DEPTH.seed = secrets.randbelow(10**9) if given is None else given
         # What hypothesis's own plugin reads.
         config.option.hypothesis_seed = DEPTH.seed
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """Undo what a test, or a command that it calls, configures: the logs of a test go where that test reads them."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def pytest_report_header() -> str | None:

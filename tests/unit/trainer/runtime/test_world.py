@@ -16,6 +16,8 @@ pytestmark = pytest.mark.solo
 
 FACTOR = 3.0
 HEALTHY_STEPS = 200
+UNSHARDED = {"parallelism": {"stateSharding": "None"}}
+"""With sharded state, ranks wait in gathers as well as in reductions."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     spec["precision"] = {"compute": "float32"}
     spec["checkpoint"] = {"everySteps": 10**9}
     batch = {"sequences": 12, "microBatches": 2}
-    spec["phases"] = [{"name": "real", "until": {"step": 10**6}, "workers": 3, "batch": batch}]
+    spec["phases"] = [{"name": "real", "until": {"step": 10**6}, "workers": 3, "batch": batch} | UNSHARDED]
     config = phase_config(
         PseudoRealJob.from_object(body),
         0,
