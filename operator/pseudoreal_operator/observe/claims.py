@@ -1,4 +1,5 @@
-"""Claims whose volumes the pods of a job mount, as far as they decide where pods can run. Pure."""
+"""PersistentVolumeClaims that the pods of a job mount: access modes, by which a volume ties pods to one node, and why a
+claim has no volume. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.planning_thread import PlanningThread
+from pseudoreal_operator.loop.planning_thread import Overran, PlanningThread
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY, OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
@@ -43,6 +43,10 @@ def make_child_job(job: Json) -> Json:
     owner = {"kind": "PseudoRealJob", "uid": job["metadata"]["uid"], "controller": True}
     labels = {f"pseudoreal.dev/{key}": value for key, value in about.items()}
     return {"metadata": {"name": "good-real-e1", "labels": labels, "ownerReferences": [owner]}, "status": {"active": 1}}
+
+
+MANAGER = "pseudoreal-operator"
+"""Field manager of whole statuses."""
 
 
 class Server:
@@ -106,8 +110,15 @@ class Server:
         self._rejected_kind, self._child_rejection = kind, rejection
 
     def store_status(self) -> None:
-        """Store the last applied status in the job."""
-        self.body["status"] = self.applied[-1]["status"]
+        """Store the last applied status in the job. As in server-side apply, the conditions of the manager of errors
+        join those of the whole status, which has a manager of its own."""
+        status = self.applied[-1]["status"]
+        if self.managers[-1] != MANAGER:
+            before = self.body.get("status") or {}
+            replaced = {condition["type"] for condition in status["conditions"]}
+            others = [each for each in before.get("conditions", ()) if each["type"] not in replaced]
+            status = before | status | {"conditions": [*others, *status["conditions"]]}
+        self.body["status"] = status
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
         if dry_run:
@@ -117,7 +128,7 @@ class Server:
         self.created.append(manifest)
         self.order.append(manifest["kind"])
 
-    async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> Json:
+    async def apply(self, manifest: Json, _: str, *, manager: str = MANAGER) -> Json:
         self.executions.append(manifest)
         if self._rejection:
             raise ApiException(status=self._rejection, reason="refused")
@@ -316,6 +327,23 @@ async def test_events_are_posted_after_their_status_is_written() -> None:
     await run_pass(server := Server(), recorder=(recorder := FakeRecorder()))
     assert [event["reason"] for event in recorder.posted] == ["Accepted", "PhaseStarted"]
     assert server.applied[0]["status"]["execution"] == 1
+
+
+async def test_events_are_posted_once_although_a_plan_takes_too_long_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def overrun(*_: object) -> None:
+        raise Overran("it took more than 0.5 s of processor time, and was ended")
+
+    recorder, server = FakeRecorder(), Server()
+    await run_pass(server, recorder=recorder)
+    server.store_status()
+    with monkeypatch.context() as patch:
+        patch.setattr("pseudoreal_operator.loop.reconcile.plan", overrun)
+        await run_pass(server, recorder=recorder)
+    server.store_status()
+    await run_pass(server, recorder=recorder)
+    assert [event["reason"] for event in recorder.posted].count("Accepted") == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
