@@ -224,7 +224,7 @@ class CheckpointStore:
                 self._remove(name)
 
     def _all(self) -> list[Head]:
-        """Return the committed checkpoints except the `forgotten` ones, in no order. It includes discarded ones."""
+        """Return the committed checkpoints, discarded ones included, except the `forgotten` ones; in no order."""
         return [self._own(head) for head in self._heads.all() if not _hits(self.forgotten, head)]
 
     def _remove(self, name: str) -> None:
