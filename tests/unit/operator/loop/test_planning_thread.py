@@ -1,6 +1,7 @@
 """Computations beside the event loop: their results, their end, and the event loop in the meantime."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,13 @@ LIMIT = 0.1
 def endless() -> None:
     while True:
         pass
+
+
+def endless_with_garbage() -> None:
+    while True:
+        cycles: list[list[Any]] = [[] for _ in range(5000)]
+        for one in cycles:
+            one.append(one)
 
 
 def endless_in_spite_of_errors() -> None:
@@ -64,7 +72,9 @@ async def test_computations_share_a_thread(thread: PlanningThread) -> None:
     assert threading.get_ident() not in idents
 
 
-@pytest.mark.parametrize("function", [endless, endless_in_spite_of_errors, endless_but_for_the_second_end])
+@pytest.mark.parametrize(
+    "function", [endless, endless_with_garbage, endless_in_spite_of_errors, endless_but_for_the_second_end]
+)
 async def test_endless_computation_is_aborted_and_later_ones_run(
     thread: PlanningThread, before: set[threading.Thread], function: Any
 ) -> None:
@@ -106,6 +116,16 @@ async def test_time_limit_starts_when_the_computation_starts(thread: PlanningThr
 
 async def test_time_limit_counts_cpu_time_only(thread: PlanningThread) -> None:
     await thread.run(time.sleep, 3 * LIMIT)
+
+
+async def test_time_limit_counts_anew_after_a_full_garbage_collection(thread: PlanningThread) -> None:
+    def collect() -> bool:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 1.5 * LIMIT:
+            gc.collect()
+        return True
+
+    assert await thread.run(collect)
 
 
 async def test_cancelled_computation_is_aborted(thread: PlanningThread, before: set[threading.Thread]) -> None:
