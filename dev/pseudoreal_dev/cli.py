@@ -112,7 +112,9 @@ def cut_release(version: str) -> None:
 @click.option("--base", type=click.Choice(["pinned", "local"]), default="pinned", help="What the images are based on.")
 @click.option("--url", default="", help="Where the archive for krew will be published.")
 @click.option("--homepage", default="", help="The project's page.")
-@click.option("--source", default="", help="Where the source is published, for the images' labels.")
+@click.option(
+    "--source", default="", help="Where the source is published: for the images' labels and the notes' links."
+)
 def make_release(version: str, registry: str, targets: str, base: str, url: str, homepage: str, source: str) -> None:
     unknown = [name for name in targets.split() if name not in [*Variant]]
     if unknown:

@@ -11,15 +11,21 @@ from pseudoreal_dev.machine.errors import DevError
 
 _UNRELEASED = "## Unreleased"
 _PROJECT_LINE = re.compile(r'^version = ".*"$', re.MULTILINE)
+_RELATIVE_LINK = re.compile(r"\]\((?!https?://)([^()\s]+)\)")
 
 
-def notes(changelog: str, wanted: Version) -> str:
-    """Return the section of a release, or the section Unreleased for a version under development."""
+def notes(changelog: str, wanted: Version, files: str = "") -> str:
+    """Return the section of a release, or the section Unreleased for a version under development.
+
+    `files`: URL of the release's files. Relative links are made absolute with it, because they lead nowhere on the
+    page of a release.
+    """
     name = "Unreleased" if wanted.is_devrelease else str(wanted)
     found = re.search(rf"^## {re.escape(name)}\b.*\n(?P<text>(?:(?!## ).*\n)*)", changelog, re.MULTILINE)
     if found is None or not found["text"].strip():
         raise DevError(f"CHANGELOG.md has no section {name!r} with text, so the release would have no notes")
-    return f"# pseudoreal {version.semantic(wanted)}\n\n{found['text'].strip()}\n"
+    text = _RELATIVE_LINK.sub(rf"]({files}/\1)", found["text"]) if files else found["text"]
+    return f"# pseudoreal {version.semantic(wanted)}\n\n{text.strip()}\n"
 
 
 def cut(wanted: str, day: date, repository: Path = paths.REPOSITORY) -> None:

@@ -95,7 +95,9 @@ def make(wishes: Wishes, repository: Path = paths.REPOSITORY, dist: Path = DIST)
 
 def _fill(release: _Release, wishes: Wishes) -> None:
     helm = _helm()
-    (release.folder / NOTES).write_text(changelog.notes((release.source / "CHANGELOG.md").read_text(), release.version))
+    url = f"{wishes.source_url}/blob/{release.commit}" if wishes.source_url else ""
+    notes = changelog.notes((release.source / "CHANGELOG.md").read_text(), release.version, url)
+    (release.folder / NOTES).write_text(notes)
     _build_images(release, wishes)
     with progress.step("building the wheel and the source archive"):
         _build_wheel(release)

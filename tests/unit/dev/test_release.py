@@ -124,6 +124,14 @@ def test_notes_are_the_section_of_the_version() -> None:
         changelog.notes("## Unreleased\n\n## 0.3.0\n\n- Old.\n", Version("0.4.0.dev0"))
 
 
+def test_links_of_notes_lead_to_the_files_of_the_release() -> None:
+    """A page of releases is no folder with the documents beside it."""
+    text = "## 0.4.0\n\n- A [b](docs/b.md#c), [d](CITATION.cff), [e](https://example.com/e).\n"
+    files = "https://example.com/o/n/blob/abc"
+    found = changelog.notes(text, Version("0.4.0"), files)
+    assert f"[b]({files}/docs/b.md#c), [d]({files}/CITATION.cff), [e](https://example.com/e)" in found
+
+
 def zipped(files: dict[str, str], time: int) -> bytes:
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=time) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
