@@ -21,7 +21,9 @@ _REPOSITORY = Path(__file__).parent.parent
 EXAMPLES = _REPOSITORY / "examples" / "gpu"
 PAGE = _REPOSITORY / "docs" / "gpus.md"
 
-_PLAN = re.compile(r"#\n# Planned with examples/hardware/(?P<profile>[a-z0-9-]+)\.yaml.*?(?=^apiVersion)", re.M | re.S)
+_PLAN = re.compile(
+    r"#\n# Planned with examples/hardware/(?P<profile>[a-z0-9-]+)\.yaml.*?(?=^# yaml-language|^apiVersion)", re.M | re.S
+)
 _TABLE = re.compile(r"(?<=<!-- plans: written by python -m tests\.plans -->\n).*?(?=<!-- end of plans -->)", re.S)
 
 
@@ -106,7 +108,7 @@ def _row(file: Path) -> tuple[str, ...]:
 
 def _head(plan: Plan) -> list[str]:
     return [
-        f"Planned with {plan.profile_file}, whose speeds are assumed, not measured. Bytes are those of the rank",
+        f"Planned with {plan.profile_file}, whose speeds are assumed, not measured. Bytes are for the rank",
         "that needs most; written by `python -m tests.plans`.",
     ]
 

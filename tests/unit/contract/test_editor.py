@@ -78,8 +78,7 @@ def test_modelines_stand_in_the_document_of_the_job_and_lead_to_the_schema(path:
     text = path.read_text()
     found = MODELINE.findall(text)
     kinds = [document.get("kind") for document in yaml.safe_load_all(text)]
-    if path.parent == REPOSITORY / "examples":
-        assert len(found) == kinds.count("PseudoRealJob")
+    assert len(found) == kinds.count("PseudoRealJob")
     for schema, document in found:
         assert (path.parent / schema).resolve() == SCHEMA
         assert faults(yaml.safe_load(document)) == []
