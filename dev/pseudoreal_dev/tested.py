@@ -63,7 +63,7 @@ def _machines(facts: Json) -> str:
     ]
     rows += [(_runner(name), "`make test-unit`, by a workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
-        ("macOS, `make run`", "the quickstart as local processes", UNTRIED),
+        ("macOS, `make run`", "examples/laptop.yaml as local processes", UNTRIED),
         ("Windows", "nothing; the client alone needs only Python", UNTRIED),
         ("images for arm64", "built for a release", UNTRIED),
     ]
