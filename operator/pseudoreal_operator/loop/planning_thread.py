@@ -94,7 +94,7 @@ class PlanningThread:
 
 def _full_collections() -> int:
     """Return the number of garbage collections of the oldest generation since the process started."""
-    return gc.get_stats()[-1]["collections"]
+    return int(gc.get_stats()[-1]["collections"])
 
 
 class _WorkerThread:
