@@ -1,7 +1,7 @@
 # Three images from one file: `operator` (small, no torch), `trainer`, and `trainer-compiler` for jobs that compile.
 # `--build-arg TORCH=cpu` makes a trainer for machines without a GPU: 1 GB in place of 6.
 # Any Debian-like base with python3 >= 3.11 and its venv module will do. `make pin-base` asks for the digest of the day.
-ARG BASE_IMAGE=python:3.12-slim@sha256:3ecf5ebe01fef4b6e81be34511fb40bf378ea7fd81ab215ba15b2775ef85413d
+ARG BASE_IMAGE=docker.io/library/python:3.12-slim@sha256:3ecf5ebe01fef4b6e81be34511fb40bf378ea7fd81ab215ba15b2775ef85413d
 # Stated by pyproject.toml, and written here by `make generate`.
 ARG VERSION=0.4.0-dev.0
 

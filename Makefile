@@ -1,4 +1,4 @@
-# `make help` lists the targets. Everything that a target needs it installs itself.
+# `make help` lists the targets. A target installs the Python packages that it needs itself, into an environment in the tree.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -87,7 +87,7 @@ run: .venv-run/ready ## Train a small transformer here, without a cluster: two m
 	@$(RUN)/pseudoreal run $(JOB) --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
-generate: .venv/tools ## Write the CRD, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
+generate: .venv/tools ## Write the types of Kubernetes, the CRD, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
 	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
@@ -97,7 +97,7 @@ generate: .venv/tools ## Write the CRD, its schema for editors and its reference
 	@$(BIN)/python -m pseudoreal_dev.tested
 
 .PHONY: lint format
-lint: venv sbom ## ruff with the rules of bandit, mypy, the generated files, the workflows, the parts of the images, and whether the tests that need a GPU can be imported
+lint: venv sbom ## ruff with the rules of bandit, mypy, the generated files, the workflows, the lists of the images' packages, and whether the tests that need a GPU can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -116,11 +116,11 @@ format: .venv/tools ## Format the Python files
 
 # OSV_URL: the service that is asked, if it is not osv.dev's.
 .PHONY: sbom audit pin-base
-sbom: .venv-audit/ready ## Write what is in the images into .sbom/, as CycloneDX
+sbom: .venv-audit/ready ## Write the Python packages of the images into .sbom/, as CycloneDX
 	@mkdir -p .sbom
 	@for image in operator trainer trainer-cpu; do PYTHONWARNINGS=ignore .venv-audit/bin/cyclonedx-py requirements --output-reproducible --no-validate \
 	  --pyproject pyproject.toml -o .sbom/$$image.cdx.json requirements/$$image.txt || exit 1; done
-audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the images, the client and the tools; needs the network
+audit: .venv-audit/ready ## Ask osv.dev for advisories about the Python packages of the images, the client and the build; needs the network
 	@failed=; for part in operator trainer client uv build; do echo "requirements/$$part.txt:"; .venv-audit/bin/pip-audit --strict \
 	  --disable-pip --require-hashes --vulnerability-service osv $(if $(OSV_URL),--osv-url $(OSV_URL)) -r requirements/$$part.txt || failed=1; \
 	  done; test -z "$$failed"
@@ -128,13 +128,13 @@ audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the imag
 pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
-# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
+# MARKS cuts parts away, for instance MARKS='not e2e'.
 .PHONY: test test-deep test-unit test-integration test-minors test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
 	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
 	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
-test-unit: .venv-run/tests ## The tests that need nothing but Python and the packages of `make run`; the rest of them skip with a sentence
+test-unit: .venv-run/tests ## The tests that need Python, the packages of `make run` and of the operator, and pytest; the others skip with a sentence
 	$(RUN)/python -m pytest tests/unit
 test-integration: venv ## The tests against a real API server, and against servers that stand for object storage
 	$(BIN)/pytest tests/integration
@@ -146,9 +146,9 @@ test-minors: venv ## The tests of the API against API servers of other minor ver
 	  PSEUDOREAL_KUBERNETES=$$minor $(BIN)/pytest tests/integration -m 'minors and not solo' || exit 1; done
 test-chaos: venv ## Every fault at every request of a job's life (an hour)
 	$(BIN)/pytest --deep -s tests/integration/operator/chaos/test_faults_at_requests.py -k every
-test-e2e: venv corpus ## The tests on a real cluster
+test-e2e: venv corpus ## The tests on a real cluster; needs root
 	$(BIN)/pytest tests/e2e
-test-faults: venv ## Everything that can befall a job on a real cluster (half an hour)
+test-faults: venv ## Everything that can befall a job on a real cluster (half an hour); needs root
 	$(BIN)/pytest --deep tests/e2e/faults
 test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 	$(BIN)/pytest tests/gpu

@@ -1,7 +1,9 @@
 """Commands of `python -m pseudoreal_dev`."""
 
+import errno
 import sys
 from datetime import UTC, datetime
+from typing import NoReturn
 
 import click
 
@@ -11,7 +13,7 @@ from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.demo import demo, target
 from pseudoreal_dev.images import images, pin
 from pseudoreal_dev.krew import plugin
-from pseudoreal_dev.machine import packages
+from pseudoreal_dev.machine import ownership, packages
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_dev.release import changelog, chart_readme, release
@@ -106,7 +108,7 @@ def cut_release(version: str) -> None:
 
 
 @commands.command("release", help="Make dist/: everything that a release of this commit publishes.")
-@click.option("--version", default="", help="The version, which must be that of pyproject.toml.")
+@click.option("--version", default="", help="The version, which pyproject.toml must state.")
 @click.option("--images", "registry", default="", help="Registry and path where the images will be published.")
 @click.option("--targets", default=" ".join(Variant), help="The images to build, with spaces between them.")
 @click.option("--base", type=click.Choice(["pinned", "local"]), default="pinned", help="What the images are based on.")
@@ -124,7 +126,7 @@ def make_release(version: str, registry: str, targets: str, base: str, url: str,
     progress.say(release.listing(release.make(wishes)))
 
 
-@commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")
+@commands.command(help="Fail if a file that `make generate` writes is stale.")
 def check_generated() -> None:
     generated.check()
 
@@ -135,12 +137,22 @@ def check_hosting() -> None:
 
 
 def main() -> None:
-    """Run the command line; a DevError is printed without its traceback."""
+    """Run the command line; a DevError and a full disk are printed without a traceback."""
     try:
         commands(prog_name="pseudoreal-dev")
     except DevError as error:
-        progress.console.print(str(error), style="red", markup=False)
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _fail(f"{error}. Make room, or set PSEUDOREAL_CACHE to a folder on a larger disk")
+    finally:
+        ownership.give_back()
+
+
+def _fail(message: str) -> NoReturn:
+    progress.console.print(message, style="red", markup=False)
+    sys.exit(1)
 
 
 def _prepare() -> None:

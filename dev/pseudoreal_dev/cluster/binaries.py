@@ -44,9 +44,9 @@ class Binaries:
 
 
 def build(*names: str, kubernetes: str | None = None) -> Binaries:
-    """Build those of the named programs that are missing; without names, of all.
+    """Build the missing programs among `names`; without names, all missing programs.
 
-    `kubernetes` is the minor version of the API server and the controllers if it is not that of the other programs.
+    `kubernetes` is the minor version of the API server and the controllers, if the other programs have another one.
     Each program is published as soon as it is built, so an interrupted build can resume. Raises DevError.
     """
     binaries = Binaries(_folder(), _existing() | _of_a_minor(kubernetes))

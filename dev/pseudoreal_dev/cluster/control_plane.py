@@ -40,7 +40,7 @@ class ControlPlane:
     Without a `site`, the control plane runs on loopback with free ports, and has no nodes and no scheduler: pods are
     created and stay pending. The processes then end together with this program, even if this program is killed.
     `api_server_arguments` are passed to kube-apiserver unchanged. `kubernetes` is the minor version of the API server
-    and the controllers if it is not that of the other programs.
+    and the controllers, if the other programs have another one.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.machine.shell import CommandFailed
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The kernel's name of an architecture -> that in images, where the two differ."""
+"""The kernel's name of an architecture -> its name in images, where the names differ."""
 
 
 def image(binaries: Binaries) -> str:

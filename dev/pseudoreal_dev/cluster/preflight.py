@@ -105,7 +105,9 @@ def _programs(machine: Machine) -> list[Problem]:
         found.append(Problem(f"{names} are missing, and there is no apt-get to install them", f"Install {names}"))
     if _numbers(machine.go) < _numbers(machine.go_required):
         have = f"Go is {machine.go}" if machine.go else "Go is missing"
-        found.append(Problem(f"{have}", f"Install Go {machine.go_required} or newer and put it on the PATH"))
+        # sudo replaces the PATH by one without /usr/local/go/bin, where Go's own archive is unpacked.
+        how = 'put it on the PATH (by sudo: sudo env "PATH=$PATH" make ...)'
+        found.append(Problem(have, f"Install Go {machine.go_required} or newer and {how}"))
     return found
 
 

@@ -150,9 +150,10 @@ def _memory(daemon: Docker) -> list[Problem]:
 
 
 def _disk(daemon: Docker) -> list[Problem]:
-    if not daemon.root.exists():
-        return []  # The daemon is on another machine, or in a VM.
-    free = shutil.disk_usage(daemon.root).free
+    try:
+        free = shutil.disk_usage(daemon.root).free
+    except OSError:
+        return []  # The daemon is on another machine or in a VM, or the folder is closed to this user.
     if free >= DISK_GIB * GIB:
         return []
     has = f"{free / GIB:.0f} GiB are free at {daemon.root}, and {DISK_GIB} are needed"

@@ -39,10 +39,14 @@ def build() -> str:
 
 def problems() -> list[Problem]:
     """Return why `build` would fail on this machine, as far as that can be said beforehand."""
-    if platform.system() != "Linux" or (shutil.which("buildah") and find_built(buildah.images())):
+    if platform.system() != "Linux":
         return []
-    if os.geteuid() != 0 and shutil.which("apt-get") and not mirror.has_lists():
-        return []  # Only root can fetch the lists, and that root is needed is said elsewhere.
+    if os.geteuid() == 0:
+        if shutil.which("buildah") and find_built(buildah.images()):
+            return []
+    # Only root can read buildah's storage and fetch apt's lists, and preflight says that root is needed.
+    elif shutil.which("apt-get") and not mirror.has_lists():
+        return []
     try:
         mirror.find()
     except Missing as no_mirror:

@@ -60,8 +60,14 @@ def find() -> Mirror:
         )
     if not has_lists() and os.geteuid() == 0:
         log = paths.logs() / "apt.log"
-        with progress.step("fetching apt's lists of packages", cost=Cost.FIRST_RUN, log=log):
-            shell.run(["apt-get", "update"], log)
+        try:
+            with progress.step("fetching apt's lists of packages", cost=Cost.FIRST_RUN, log=log):
+                shell.run(["apt-get", "update"], log)
+        except shell.CommandFailed as error:
+            remedy = f"Read {log}, and mend apt's sources or the network"
+            raise Missing(
+                Problem("`apt-get update` fails, so no archive for the images' base is known", remedy)
+            ) from error
     return find_mirror(_index_targets(), shell.output(["apt-cache", "madison", "python3"]), _codename())
 
 
@@ -71,7 +77,7 @@ def has_lists() -> bool:
 
 
 def find_mirror(index_targets: str, versions: str, codename: str) -> Mirror:
-    """Return the first archive with a python3 that is new enough, that of the release `codename` before others.
+    """Return the first archive with a python3 that is new enough; the archive of the release `codename` comes first.
 
     `index_targets`: lines of ORIGIN|SUITE|CODENAME|RELEASE|COMPONENT|URI. `versions`: the output of
     `apt-cache madison python3`. Raises Missing, with the reason, if there is none.
@@ -79,7 +85,7 @@ def find_mirror(index_targets: str, versions: str, codename: str) -> Mirror:
     archives = list(dict.fromkeys(_archives(index_targets)))
     if not archives:
         reason = "apt knows no archive of Debian or Ubuntu, by http, https or file, for the images' base"
-        raise Missing(Problem(reason, "Add that of this release to /etc/apt/sources.list.d"))
+        raise Missing(Problem(reason, "Add the archive of this release to /etc/apt/sources.list.d"))
     archives.sort(key=lambda archive: archive.codename != codename)
     for archive in archives:
         if _numbers(archive.python(versions)) >= OLDEST_PYTHON:

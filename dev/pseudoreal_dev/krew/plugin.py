@@ -84,7 +84,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     """Yield the name in the archive and the path of each file."""
     root = paths.REPOSITORY
     yield _BIN, Path(__file__).parent / "kubectl-pseudoreal.sh"
-    yield "LICENSE", root / "LICENSE"
+    yield from ((name, root / name) for name in ("LICENSE", "NOTICE"))
     yield "requirements.txt", root / "requirements" / "client.txt"
     for package in _PACKAGES:
         for file in (root / package).rglob("*.py"):

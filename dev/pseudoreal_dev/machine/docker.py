@@ -51,4 +51,6 @@ def save(name: str, archive: Path, log: Path) -> None:
 
 
 def _no_answer(said: str) -> Problem:
-    return Problem(f"Docker does not answer ({' '.join(said.split())})", "Start Docker")
+    is_refused = "permission denied" in said.lower()
+    remedy = "Join the group docker and log in again, or use sudo" if is_refused else "Start Docker"
+    return Problem(f"Docker does not answer ({' '.join(said.split())})", remedy)

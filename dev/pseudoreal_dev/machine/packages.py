@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
@@ -42,9 +43,12 @@ def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
 
 def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
     """Install the `missing` packages with apt-get. No package is removed: a conflict with an installed one is an
-    error."""
+    error. Raises DevError."""
     if not (packages := missing(programs)):
         return
+    if shutil.which("apt-get") is None:
+        names = ", ".join(packages)
+        raise DevError(f"{names} are missing, and there is no apt-get to install them. Install {names}")
     log = paths.logs() / "apt.log"
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"installing {', '.join(packages)}", cost=Cost.FIRST_RUN, log=log):

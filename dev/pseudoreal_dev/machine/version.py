@@ -11,6 +11,7 @@ from pseudoreal_dev.machine import paths
 
 _CHART_LINE = re.compile(r"^((?:version|appVersion): ).*$", re.MULTILINE)
 _DOCKERFILE_LINE = re.compile(r"^(ARG VERSION=).*$", re.MULTILINE)
+_STATUS = re.compile(r"(?<=This is )\d+\.\d+[^;\n]*(?=; \[what upgrades)")
 _IMAGE_TAG = re.compile(r"(\bREGISTRY/pseudoreal-(?:operator|trainer):)\d+\.\d+\.\d+(?:-[a-z]+\.\d+(?:\.dev\.\d+)?)?")
 
 
@@ -27,15 +28,17 @@ def semantic(version: Version) -> str:
 
 def stamped(repository: Path = paths.REPOSITORY) -> Iterator[tuple[Path, str]]:
     """Yield each file that states the version, and its text with the version of pyproject.toml."""
-    wanted = semantic(read(repository))
+    stated = read(repository)
+    wanted = semantic(stated)
+    status = f"{stated.major}.{stated.minor} under development" if stated.is_devrelease else wanted
     for chart in sorted(repository.glob("charts/*/Chart.yaml")):
         yield chart, _CHART_LINE.sub(rf"\g<1>{wanted}", chart.read_text())
     dockerfile = repository / "Dockerfile"
     yield dockerfile, _DOCKERFILE_LINE.sub(rf"\g<1>{wanted}", dockerfile.read_text())
     for document in sorted([*repository.glob("*.md"), *repository.glob("docs/*.md")]):
         text = document.read_text()
-        if document.name != "CHANGELOG.md" and _IMAGE_TAG.search(text):
-            yield document, _IMAGE_TAG.sub(rf"\g<1>{wanted}", text)
+        if document.name != "CHANGELOG.md" and (_IMAGE_TAG.search(text) or _STATUS.search(text)):
+            yield document, _STATUS.sub(status, _IMAGE_TAG.sub(rf"\g<1>{wanted}", text))
 
 
 def write(repository: Path = paths.REPOSITORY) -> None:

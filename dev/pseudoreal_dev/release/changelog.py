@@ -39,20 +39,19 @@ def cut(wanted: str, day: date, repository: Path = paths.REPOSITORY) -> None:
     if changelog.count(f"{_UNRELEASED}\n") != 1:
         raise DevError(f"CHANGELOG.md has no heading {_UNRELEASED!r}, or several; write what is new below one")
     (repository / "CHANGELOG.md").write_text(changelog.replace(f"{_UNRELEASED}\n", f"## {new} ({day.isoformat()})\n"))
-    write(new, repository)
-
-
-def write(new: Version, repository: Path = paths.REPOSITORY) -> None:
-    """Write a version into pyproject.toml and all that follows from it."""
     project = repository / "pyproject.toml"
     project.write_text(_PROJECT_LINE.sub(f'version = "{new}"', project.read_text(), count=1))
     version.write(repository)
 
 
 def parse(text: str) -> Version:
+    """Return the version in `text`. Raises DevError unless charts and images can state it as well."""
     try:
-        return Version(text)
-    except InvalidVersion as error:
+        found = Version(text)
+    except InvalidVersion:
+        found = Version("0")
+    if len(found.release) != 3 or found.is_postrelease or found.epoch or found.local:
         raise DevError(
-            f"VERSION is {text!r}, which is no version; write it as 0.4.0, 0.4.0rc1 or 0.4.0.dev0"
-        ) from error
+            f"VERSION is {text!r}, which is no version of this project; write it as 0.4.0, 0.4.0rc1 or 0.4.0.dev0"
+        )
+    return found

@@ -17,7 +17,7 @@ from pseudoreal_dev.release.archives import Blob
 _CONFIG = "application/vnd.cncf.helm.config.v1+json"
 _CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 _UNPUBLISHED = re.compile(r" None is published yet: [^.]*\.| No image is published yet: [^.]*\.")
-"""What the comments of values.yaml say while no image is published."""
+"""Sentences of values.yaml that hold only while no image is published."""
 
 
 def name_images(chart: Path, images: Mapping[str, str]) -> None:

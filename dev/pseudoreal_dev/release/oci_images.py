@@ -43,7 +43,7 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True)
 class Source:
-    """What the images are built from. `folder`: the files of the commit; `time`: its time in seconds; `url`: where the
+    """Inputs of the images' builds. `folder`: the files of the commit; `time`: its time in seconds; `url`: where the
     source is published, or empty; `on_local_base`: whether the base is Debian, made here, and not the pinned image."""
 
     folder: Path
@@ -66,7 +66,8 @@ class Built:
 
 def build(variant: Variant, source: Source, folder: Path) -> Built:
     """Build an image for each platform, and write them into one archive. Raises DevError if there is none."""
-    packages.install_missing({"buildah": "buildah", "skopeo": "skopeo", "debootstrap": "debootstrap"})
+    needed = ("buildah", "skopeo", "debootstrap") if source.on_local_base else ("buildah", "skopeo")
+    packages.install_missing({program: program for program in needed})
     with exclusive("images"):
         names, missing = [], {}
         for wanted in PLATFORMS:

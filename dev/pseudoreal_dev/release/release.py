@@ -34,7 +34,7 @@ _REGISTRY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(:[0-9]+)?(/[a-z0-9]+([._-]+
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the caller of `make release` asked for; empty texts where it said nothing."""
+    """Options of `make release`; empty if not given."""
 
     version: str = ""
     registry: str = ""
@@ -47,7 +47,7 @@ class Wishes:
 
 @dataclass
 class _Release:
-    """A release while it is made. `omissions`: name of what is not in it -> why."""
+    """A release while it is made. `time`: of the commit, in seconds. `omissions`: missing part -> reason."""
 
     version: Version
     commit: str
@@ -67,7 +67,9 @@ class _Release:
         try:
             make()
         except DevError as error:
-            self.omissions[part] = str(error)
+            progress.say(str(error))
+            # Logs have paths of this machine, and the reason is published.
+            self.omissions[part] = str(error).partition("\n")[0]
 
 
 def make(wishes: Wishes, repository: Path = paths.REPOSITORY, dist: Path = DIST) -> Path:
@@ -82,13 +84,16 @@ def make(wishes: Wishes, repository: Path = paths.REPOSITORY, dist: Path = DIST)
             "URL and HOMEPAGE belong together: where the krew archive will be published, and the project's page"
         )
     commit, time = _clean_commit(repository)
-    with TemporaryDirectory() as work:
+    paths.cache().mkdir(parents=True, exist_ok=True)
+    # In the cache: images of two architectures are tens of gigabytes, and /tmp may be in memory.
+    with TemporaryDirectory(dir=paths.cache()) as work:
         source, folder = Path(work) / f"pseudoreal-{wanted}", Path(work) / "dist"
         _export(repository, commit, source)
         folder.mkdir()
         release = _Release(wanted, commit, time, source, folder)
         _fill(release, wishes)
-        shutil.rmtree(dist, ignore_errors=True)
+        if dist.exists():
+            shutil.rmtree(dist)  # if this fails, the next line would move the release into the old one
         shutil.move(folder, dist)
     return dist
 
@@ -135,7 +140,9 @@ def _clean_commit(repository: Path) -> tuple[str, int]:
     changed = shell.output(["git", "-C", repository, "status", "--porcelain"]).splitlines()
     if changed:
         shown = ", ".join(line[3:] for line in changed[:5]) + (", ..." if len(changed) > 5 else "")
-        raise DevError(f"a release is that of a commit, and these files differ from it: {shown}. Commit or remove them")
+        raise DevError(
+            f"a release is made from a commit, and these files differ from it: {shown}. Commit or remove them"
+        )
     commit, time = shell.output(["git", "-C", repository, "log", "-1", "--format=%H %ct"]).split()
     return commit, int(time)
 
@@ -151,7 +158,7 @@ def _export(repository: Path, commit: str, folder: Path) -> None:
 
 def _helm() -> Path:
     found = shutil.which("helm")
-    return Path(found) if found else binaries.build().path("helm")
+    return Path(found) if found else binaries.build("helm").path("helm")
 
 
 def _build_images(release: _Release, wishes: Wishes) -> None:

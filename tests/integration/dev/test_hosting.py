@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
     [
         ("kind", "${{ matrix.node }}", "${{ matrix.image }}", 'property "image" is not defined'),
         ("kind", '--image "$NODE"', "--image $NODE", "SC2086"),
-        ("ci", 'programs: "true"', 'program: "true"', 'input "program" is not defined'),
+        ("ci", "programs: lint", "program: lint", 'input "program" is not defined'),
     ],
 )
 def test_a_mistake_in_a_workflow_is_found(name: str, old: str, new: str, says: str, tmp_path: Path) -> None:

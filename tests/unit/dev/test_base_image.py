@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pseudoreal_dev.images import base_image, mirror, pin
 from pseudoreal_dev.images.mirror import Mirror, find_mirror
-from pseudoreal_dev.machine.errors import Missing
+from pseudoreal_dev.machine import packages, paths
+from pseudoreal_dev.machine.errors import DevError, Missing
 
 from tests.unit.dev.support import apt, fakes
 from tests.unit.dev.support.programs import Programs
@@ -73,7 +74,7 @@ def test_the_machines_own_release_comes_before_others() -> None:
     ],
 )
 def test_without_an_archive_that_can_be_read_there_is_no_mirror(line: str) -> None:
-    with pytest.raises(Missing, match=r"apt knows no archive .* Add that of this release to /etc/apt"):
+    with pytest.raises(Missing, match=r"apt knows no archive .* Add the archive of this release to /etc/apt"):
         find_mirror(line, "python3 | 3.12.3 | http://a noble/main amd64 Packages", "noble")
 
 
@@ -115,12 +116,30 @@ def test_with_docker_the_distribution_does_not_matter(old_ubuntu: Programs) -> N
     assert base_image.problems() == []
 
 
-def test_a_base_that_is_built_is_taken_whatever_apt_says(old_ubuntu: Programs) -> None:
+def test_a_base_that_is_built_is_taken_whatever_apt_says(old_ubuntu: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     name = "localhost/pseudoreal-base:bookworm-7b790065"
     old_ubuntu.add("buildah", {"*images*": f"echo localhost/other:x; echo {name}"})
     assert base_image.problems() == []
     assert base_image.build() == name
     assert old_ubuntu.calls("apt-get") == []
+
+
+def test_buildahs_storage_is_read_by_root_alone(old_ubuntu: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """buildah refuses others, who must hear what the demo lacks and not what buildah says."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    old_ubuntu.add("buildah", {"*": "echo 'mkdir /run/pseudoreal: permission denied' >&2; exit 125"})
+    (problem,) = base_image.problems()
+    assert str(problem).startswith(TOO_OLD)
+    assert old_ubuntu.calls("buildah") == []
+
+
+def test_without_apt_missing_programs_are_named(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "SEARCH", str(programs.folder))
+    programs.add("buildah", {})
+    needed = {"buildah": "buildah", "skopeo": "skopeo", "debootstrap": "debootstrap"}
+    with pytest.raises(DevError, match=r"debootstrap, skopeo are missing, and there is no apt-get to install them"):
+        packages.install_missing(needed)
 
 
 def test_the_base_is_fetched_by_docker(old_ubuntu: Programs) -> None:
@@ -158,3 +177,17 @@ def test_the_lists_are_fetched_where_there_are_none(programs: Programs, monkeypa
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert base_image.problems() == []
     assert "apt-get update" in programs.calls()
+
+
+def test_lists_that_cannot_be_fetched_are_a_problem_unless_docker_has_a_base(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a key of somebody else's repository has expired."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    programs.add("apt-get", {"update*": "echo 'E: The repository is not signed.' >&2; exit 100"})
+    (problem,) = base_image.problems()
+    assert problem.missing == "`apt-get update` fails, so no archive for the images' base is known"
+    assert f"Read {paths.logs()}/apt.log, and mend apt's sources" in problem.remedy
+    assert "not signed" in (paths.logs() / "apt.log").read_text()
+    programs.add("docker", {"info*": f"echo '{fakes.DAEMON}'"})
+    assert base_image.problems() == []

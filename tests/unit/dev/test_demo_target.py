@@ -185,6 +185,26 @@ def test_dockers_own_disk_must_have_room(programs: Programs, tmp_path: Path, mon
     assert f"GiB are free at {tmp_path}" in problem.missing
 
 
+def test_a_daemons_folder_that_is_closed_to_the_user_is_no_problem(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: Path) -> NoReturn:
+        raise PermissionError
+
+    programs.add("docker", {"info*": f"echo '{fakes.DAEMON.replace('/nowhere/docker', str(tmp_path))}'"})
+    monkeypatch.setattr("shutil.disk_usage", closed)
+    assert in_containers.docker_problems() == []
+
+
+def test_who_may_not_talk_to_docker_hears_how_to_be_allowed(programs: Programs) -> None:
+    """Docker runs, so starting it would help nobody."""
+    refusal = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
+    programs.add("docker", {"info*": f"echo '{refusal}' >&2; exit 1"})
+    (problem,) = in_containers.docker_problems()
+    assert refusal in problem.missing
+    assert problem.remedy == "Join the group docker and log in again, or use sudo"
+
+
 def test_a_daemon_that_hangs_is_not_waited_for(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pseudoreal_dev.machine.docker.ANSWER_SECONDS", 0.2)
     programs.add("docker", {"info*": "exec /bin/sleep 60"})

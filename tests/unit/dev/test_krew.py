@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_dev.krew import plugin
+from pseudoreal_dev.machine import paths
 
 Json = dict[str, Any]
 
@@ -129,6 +130,11 @@ def test_the_archive_is_the_same_whenever_it_is_made(packed: bytes) -> None:
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {(member.uid, member.mtime, member.uname) for member in tar} == {(0, 0, "")}
         assert {member.name for member in tar if member.mode & stat.S_IXUSR} == {_bin(packed)}
+
+
+def test_the_archive_has_the_licence_and_its_notice(installed: Path) -> None:
+    for name in ("LICENSE", "NOTICE"):
+        assert (installed / "store" / name).read_bytes() == (paths.REPOSITORY / name).read_bytes()
 
 
 def test_it_runs_through_the_link_that_krew_makes(installed: Path) -> None:

@@ -9,10 +9,12 @@ import subprocess
 import tarfile
 from datetime import date
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
 from packaging.version import Version
+from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.release import archives, changelog, charts, oci_images, release
@@ -84,6 +86,45 @@ def test_a_chart_of_another_version_is_refused(repository: Path, tmp_path: Path)
         release.make(Wishes(version="0.4.0-dev.0"), repository, tmp_path / "dist")
 
 
+def test_a_release_is_made_in_the_cache_and_replaces_the_last_one(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of two architectures fill a /tmp that is in memory."""
+    monkeypatch.setenv("PSEUDOREAL_CACHE", str(tmp_path / "cache"))
+    folders = []
+
+    def fill(made: release._Release, _: Wishes) -> None:
+        folders.append(made.folder)
+        (made.folder / "new").touch()
+
+    monkeypatch.setattr(release, "_fill", fill)
+    dist = tmp_path / "dist"
+    for _ in range(2):
+        release.make(Wishes(version="0.4.0.dev0"), repository, dist)
+    assert all(folder.is_relative_to(tmp_path / "cache") for folder in folders)
+    assert [path.name for path in dist.iterdir()] == ["new"]
+    assert list((tmp_path / "cache").iterdir()) == []
+    elsewhere = tmp_path / "elsewhere"
+    dist.rename(elsewhere)
+    dist.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic link"):
+        release.make(Wishes(version="0.4.0.dev0"), repository, dist)
+    assert [path.name for path in elsewhere.iterdir()] == ["new"]
+
+
+def test_only_helm_is_built_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, ...]] = []
+
+    def build(*names: str) -> binaries.Binaries:
+        built.append(names)
+        return binaries.Binaries(tmp_path)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(binaries, "build", build)
+    assert release._helm() == tmp_path / "helm"
+    assert built == [("helm",)]
+
+
 def test_cutting_a_release_dates_the_changelog_and_stamps_everything(repository: Path) -> None:
     changelog.cut("0.4.0", date(2026, 12, 1), repository)
     assert (repository / "CHANGELOG.md").read_text() == CHANGELOG.replace("Unreleased", "0.4.0 (2026-12-01)")
@@ -101,6 +142,10 @@ def test_cutting_a_release_dates_the_changelog_and_stamps_everything(repository:
         ("0.4.0.dev1", "a version under development"),
         ("0.3.9", r"pyproject\.toml says 0\.4\.0\.dev0 already"),
         ("four", "is no version"),
+        ("0.4", "is no version"),
+        ("0.4.0.post1", "is no version"),
+        ("1!0.4.0", "is no version"),
+        ("0.4.0+mine", "is no version"),
     ],
 )
 def test_no_other_version_is_cut(wanted: str, says: str, repository: Path) -> None:
@@ -235,7 +280,7 @@ def test_an_image_of_all_platforms_becomes_one_archive(
     assert len(builds) == 2
     for line, wanted in zip(builds, built.platforms, strict=True):
         assert f"--platform {wanted} --timestamp 7 " in line
-        assert "--target trainer --build-arg TORCH=cpu --build-arg BASE_IMAGE=python:" in line
+        assert "--target trainer --build-arg TORCH=cpu --build-arg BASE_IMAGE=docker.io/library/python:" in line
         assert "--label org.opencontainers.image.revision=c0ffee" in line
         assert "--label org.opencontainers.image.source=https://example.com/source" in line
         assert "--label org.opencontainers.image.base.digest=sha256:" in line
@@ -257,6 +302,16 @@ def test_an_image_without_any_platform_is_an_error(
     fake_buildah(tmp_path, monkeypatch, fails="linux/")
     with pytest.raises(DevError, match=r"linux/amd64: buildah ended .*; linux/arm64: buildah ended"):
         oci_images.build(Variant.OPERATOR, source, tmp_path)
+
+
+def test_a_published_reason_has_no_path_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> NoReturn:
+        raise DevError(f"apt-get ended with exit code 100.\nThe last lines of {tmp_path}/apt.log:")
+
+    made = release._Release(Version("0.4.0"), "c0ffee", 7, tmp_path, tmp_path)
+    made.attempt("image operator", fail)
+    assert made.omissions == {"image operator": "apt-get ended with exit code 100."}
+    assert f"{tmp_path}/apt.log" in capsys.readouterr().out
 
 
 def test_other_processors_need_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def test_another_version_is_written_everywhere(tmp_path: Path) -> None:
     (tmp_path / "charts" / "one" / "Chart.yaml").write_text("version: 1.0.0\nappVersion: 1.0.0\nkubeVersion: 1.30\n")
     (tmp_path / "Dockerfile").write_text("ARG VERSION=1.0.0\nARG VERSION\n")
     (tmp_path / "README.md").write_text(
-        "docker push REGISTRY/pseudoreal-operator:1.0.0 && helm\nlocalhost/pseudoreal-operator:1\n"
+        "This is 1.0.0; [what upgrades](x).\ndocker push REGISTRY/pseudoreal-operator:1.0.0 && helm\n"
+        "localhost/pseudoreal-operator:1\n"
     )
     (tmp_path / "CHANGELOG.md").write_text("docker push REGISTRY/pseudoreal-operator:1.0.0\n")
     version.write(tmp_path)
@@ -50,8 +51,12 @@ def test_another_version_is_written_everywhere(tmp_path: Path) -> None:
     )
     assert (tmp_path / "Dockerfile").read_text() == "ARG VERSION=2.0.0-dev.1\nARG VERSION\n"
     assert (tmp_path / "README.md").read_text() == (
+        "This is 2.0 under development; [what upgrades](x).\n"
         "docker push REGISTRY/pseudoreal-operator:2.0.0-dev.1 && helm\nlocalhost/pseudoreal-operator:1\n"
     )
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "2.0.0"\n')
+    version.write(tmp_path)
+    assert (tmp_path / "README.md").read_text().startswith("This is 2.0.0; [what upgrades](x).\n")
     assert "1.0.0" in (tmp_path / "CHANGELOG.md").read_text(), "what was, stays"
 
 

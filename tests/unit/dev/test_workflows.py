@@ -1,6 +1,9 @@
 """Workflows: what they run exists, actions are pinned by commit, and no job may do more or longer than it needs."""
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +98,49 @@ def test_kind_has_nodes_of_the_oldest_and_the_newest_minor() -> None:
         minors.append(match[1])
     assert set(minors) >= {*binaries.minors(), ".".join(binaries.version().removeprefix("v").split(".")[:2])}
     assert len(set(minors)) == len(images)
+
+
+def test_each_set_of_programs_is_kept_under_its_own_name() -> None:
+    """A cache is written once: under a shared name, the first job to end would keep out the programs of the others."""
+    named = [(job, step["with"]["programs"]) for _, job in jobs() for step in job.get("steps", []) if _programs(step)]
+    sets = [name for _, name in named]
+    assert len(sets) >= 4
+    assert len({*sets}) == len(sets)
+    for job, name in named:
+        variables = job.get("strategy", {}).get("matrix", {})
+        assert all(f"matrix.{variable}" in name for variable in variables)
+    (cache,) = (step for step in yaml.safe_load(FILES["setup"])["runs"]["steps"] if "cache@" in step["uses"])
+    assert cache["with"]["key"] == cache["with"]["restore-keys"] + "${{ inputs.programs }}"
+
+
+def _programs(step: Json) -> bool:
+    return bool(step.get("with", {}).get("programs"))
+
+
+def test_jobs_with_tests_of_upgrades_have_the_history() -> None:
+    """In a shallow clone, these tests skip."""
+    found = 0
+    for name, job in jobs():
+        if any(re.search(r"make test-(integration|e2e)\b", step.get("run", "")) for step in job.get("steps", [])):
+            (checkout,) = (step["with"] for step in job["steps"] if "actions/checkout@" in step.get("uses", ""))
+            assert checkout.get("fetch-depth") == 0, name
+            found += 1
+    assert found >= 1
+
+
+@pytest.mark.parametrize(("tag", "mark"), [("v0.4.0", ""), ("v0.4.0-rc.1", "--prerelease ")])
+def test_a_release_candidate_is_not_shown_as_the_latest_release(tag: str, mark: str, tmp_path: Path) -> None:
+    """The images are not among the files of the page."""
+    (script,) = (step["run"] for step in steps() if step.get("name") == "Publish the files")
+    (tmp_path / "dist").mkdir()
+    for name in ("install.yaml", "pseudoreal-operator-1.oci.tar", "pseudoreal-1.chart.oci.tar"):
+        (tmp_path / "dist" / name).touch()
+    (tmp_path / "gh").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "gh").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_REF_NAME": tag}
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"release create {tag} {mark}--verify-tag ")
+    files = done.stdout.split("dist/RELEASE_NOTES.md ")[1].split()
+    assert sorted(files) == ["dist/install.yaml", "dist/pseudoreal-1.chart.oci.tar"]

@@ -1,0 +1,27 @@
+"""Owner of the files that root writes into a checkout."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from pseudoreal_dev.machine import paths
+
+
+def give_back(folder: Path = paths.REPOSITORY) -> None:
+    """Give the files below `folder` that belong to root to the owner of `folder`, if this process is root.
+
+    `sudo make demo` writes into .venv and pseudoreal-runs; `make run` without sudo must be able to go on there.
+    """
+    owner = folder.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)
+            with suppress(OSError):  # the file may be gone, or on a file system without owners
+                found = os.lstat(path)
+                # uv links files from its cache, which stays root's; who owns the folder can replace such a file.
+                is_shared = not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1
+                if found.st_uid == 0 and not is_shared:
+                    os.lchown(path, owner.st_uid, owner.st_gid)
