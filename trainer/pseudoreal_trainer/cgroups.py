@@ -1,5 +1,5 @@
 """Processors and memory that this process may use, from the process's affinity mask and its cgroup. Systems without
-them, such as macOS, have no limits but those of the machine."""
+them, such as macOS, have only the limits of the machine."""
 
 import math
 import os

@@ -5,6 +5,9 @@ import resource
 import socket
 import sys
 
+_MOST_READ = 1 << 30
+"""Maximum number of bytes of a request to read. macOS refuses more than 2 GiB - 1; Linux would read less."""
+
 
 def loopback_interface() -> str:
     """Return the name of the loopback interface: lo on Linux, lo0 on macOS."""
@@ -14,7 +17,7 @@ def loopback_interface() -> str:
 
 def peak_resident_bytes() -> int:
     """Return the largest resident memory that this process has had so far."""
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of macOS counts bytes, that of Linux KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) counts bytes on macOS, KiB on Linux
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -23,6 +26,7 @@ def read_at(descriptor: int, into: memoryview, offset: int) -> int:
 
     macOS before version 11 lacks preadv, which reads without a copy.
     """
+    into = into[:_MOST_READ]
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [into], offset)
     content = os.pread(descriptor, len(into), offset)

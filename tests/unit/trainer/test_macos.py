@@ -141,6 +141,19 @@ def test_reads_without_preadv_are_the_same(tmp_path: Path, monkeypatch: pytest.M
     os.close(descriptor)
 
 
+def test_one_read_takes_no_more_than_macos_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    assert portable._MOST_READ < 2**31
+    monkeypatch.setattr(portable, "_MOST_READ", 4)
+    for _ in range(2):
+        into = bytearray(10)
+        assert portable.read_at(descriptor, memoryview(into), 1) == 4
+        assert into == b"1234" + bytes(6)
+        monkeypatch.delattr(os, "preadv", raising=False)
+    os.close(descriptor)
+
+
 def test_ps_tells_the_state_of_a_process_where_there_is_no_proc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

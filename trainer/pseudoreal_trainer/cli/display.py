@@ -59,7 +59,9 @@ class Display:
 
     def _draw(self) -> Group:
         width = min(_CURVE_WIDTH, self.console.width - 1)
-        curve = plot(self._losses, width, _CURVE_HEIGHT, self._ends) if len(self._losses) > 1 else []
+        # Copied at once: the live view draws in a thread of its own while reports come in.
+        losses, ends = self._losses.copy(), self._ends.copy()
+        curve = plot(losses, width, _CURVE_HEIGHT, ends) if len(losses) > 1 else []
         # The bar first: a terminal too low for all lines cuts off the last of them.
         return Group(self._bar, *(Text(line, no_wrap=True) for line in curve))
 

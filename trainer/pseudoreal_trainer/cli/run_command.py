@@ -142,8 +142,8 @@ def _draw(directory: RunDirectory, baseline: float | None) -> str:
     try:
         reports = [json.loads(line) for line in metrics_of(directory.path)]
         draw_losses(reports, picture, f"PseudoRealJob {directory.job.metadata.name}", unit, baseline)
-    except (OSError, ValueError) as error:  # the run has succeeded all the same
-        return f"not drawn: {error}"
+    except Exception as error:  # whatever matplotlib lacks or raises: the run has succeeded all the same
+        return f"not drawn: {type(error).__name__}: {error}"
     return str(picture)
 
 

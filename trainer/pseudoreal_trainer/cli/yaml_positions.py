@@ -1,6 +1,6 @@
 """YAML with the line and column of each field. Pure.
 
-Values are those that kubectl finds. A repeated key is an error, as for the API server: kubectl takes the last one
+Values are as kubectl reads them. A repeated key is an error, as for the API server: kubectl takes the last one
 without a word.
 """
 

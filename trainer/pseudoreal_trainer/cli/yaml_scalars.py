@@ -65,7 +65,7 @@ def _as_json(number: int | float) -> int | float:
 
 
 class Loader(yaml.SafeLoader):
-    """Loader of YAML as kubectl reads it; all its values are those of JSON."""
+    """Loader of YAML as kubectl reads it; all values have a type of JSON."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is not yaml.ScalarNode or not implicit[0]:

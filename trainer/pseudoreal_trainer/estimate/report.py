@@ -80,7 +80,7 @@ class PhaseReport(_Model):
     parameters_per_rank: int
     data_ranks: int
     state_sharding: StateSharding
-    """What the data ranks split, filled where the job omits it."""
+    """State that the data ranks split among them; the default if the job omits it."""
     bytes: TierBytes
     peak_device_bytes: int
     """Peak device bytes, including activations."""

@@ -1,4 +1,4 @@
-"""Hugging Face's hub: revisions, which are pinned to a commit, and what its refusals mean."""
+"""Hugging Face's hub: revisions, which are pinned to a commit, and sentences for its refusals."""
 
 import os
 import re
@@ -98,7 +98,7 @@ def unavailable(url: str, error: BaseException) -> StorageUnavailable:
             name=place.name,
             page=_page(place),
             revision=place.revision or "main",
-            reason=services.reason(error).replace("{", "(").replace("}", ")"),
+            reason=services.reason(error),
         )
     )
 
@@ -108,7 +108,7 @@ def _refusal(error: BaseException) -> str:
         from huggingface_hub import errors
     except ImportError:
         return "{url} cannot be read: {reason}"
-    of_hub: list[tuple[type[Any], str]] = [
+    of_hub: list[tuple[type[Any] | tuple[type[Any], ...], str]] = [
         (
             errors.GatedRepoError,
             "the {kind} {name} is gated: accept its conditions on {page}, and set HF_TOKEN to a token of that account",
@@ -122,8 +122,10 @@ def _refusal(error: BaseException) -> str:
             "the {kind} {name} is not on the hub, or it is private, or the token is not valid any more; check the name"
             " on {page}, and set HF_TOKEN to a token that may read it",
         ),
-        (errors.EntryNotFoundError, "{url} is not there; the files of the {kind} are on {page}"),
-        (FileNotFoundError, "{url} is not there; the files of the {kind} are on {page}"),
+        (
+            (errors.EntryNotFoundError, FileNotFoundError),
+            "{url} is not there; the files of the {kind} are on {page}",
+        ),
     ]
     for kind, text in of_hub:
         if any(isinstance(each, kind) for each in causes(error)):

@@ -18,7 +18,7 @@ from pseudoreal_trainer.storage.services import StorageUnavailable
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Bytes of a block to read, and number of concurrent block reads."""
 _WITHOUT_BUCKET = ("NoSuchBucket", "ContainerNotFound", "RepositoryNotFound", "RevisionNotFound")
-"""Words of S3, Azure and the hub for what holds the objects and is not there."""
+"""Words of S3, Azure and the hub for a missing bucket, container, repository or revision."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
 """Bytes of a part of a multipart upload, and the most parts that S3 allows."""
 
@@ -30,8 +30,13 @@ class ObjectStorage:
     path: ObjectPath
 
     def exists(self) -> bool:
-        with _asking(self.path) as files:
-            return bool(files.exists(self.path.url))
+        # Not `exists`, which for the hub says no after any error.
+        try:
+            with _asking(self.path) as files:
+                files.info(self.path.url)
+        except FileNotFoundError:
+            return False
+        return True
 
     def read(self) -> bytes:
         with _asking(self.path) as files:
@@ -214,7 +219,7 @@ def _beginning(path: ObjectPath, found: bytes | Exception) -> bytes | None:
 @contextmanager
 def _asking(path: ObjectPath, *, only_bucket: bool = False) -> Iterator[Any]:
     """Yield the fsspec file system, and translate its errors, which have no common base class, into the errors of
-    `Storage`. `only_bucket`: what is missing can only be the bucket."""
+    `Storage`. `only_bucket`: only the bucket can be missing."""
     try:
         yield services.file_system(path.url)
     except FileExistsError as error:

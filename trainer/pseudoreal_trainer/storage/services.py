@@ -1,15 +1,15 @@
-"""Services that hold files under a URL: how fsspec reaches them, and what their errors say.
+"""Services that hold files under a URL: access by fsspec, and sentences for their errors.
 
 Credentials come from the environment alone, as each service's own library finds them there.
 """
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from pseudoreal_trainer.errors import TrainingError, causes, how_to_install
@@ -19,6 +19,13 @@ _MOST_THREADS = 8
 """Maximum number of concurrent requests, to a service whose file system makes one at a time."""
 _MOST_REASON = 500
 """Maximum number of characters of a service's error that are repeated."""
+_MOST_WAIT = 300.0
+"""Most seconds for which the hub may ask to wait: the window in which it counts requests. Its library obeys any
+number."""
+_SILENCE = 60.0
+"""Seconds without any byte from the hub after which a request has failed. Its library lists without a limit."""
+_RESET = re.compile(r";\s*t\s*=\s*(\d+)")
+"""Seconds until requests are allowed again, in the header RateLimit."""
 
 
 class StorageUnavailable(TrainingError):
@@ -30,7 +37,7 @@ class Service:
     name: str
     """Name of the service's file system in fsspec, and of the extra of this package that installs it."""
     check: str
-    """What to check if the service gives no access."""
+    """Advice if the service gives no access."""
 
 
 SERVICES = {
@@ -68,8 +75,45 @@ def file_system(url: str) -> Any:
     with packages_of(url):
         import fsspec
 
+        if name == "hf":
+            _bound_waits_for_hub()
         # Listings are not cached: other processes write meanwhile.
         return fsspec.filesystem(name, use_listings_cache=False, **options)
+
+
+@cache
+def _bound_waits_for_hub() -> None:
+    """Bound, in this process, the time that huggingface_hub waits for an answer, or because an answer asks for it."""
+    from huggingface_hub import get_session, set_client_factory
+
+    # The class of the client depends on the library's release.
+    kind, hooks = type(get_session()), get_session().event_hooks
+    bounded: dict[str, list[Callable[..., Any]]] = {
+        "request": [*hooks["request"], _bound_silence],
+        "response": [*hooks["response"], _refuse_long_wait],
+    }
+    set_client_factory(lambda: kind(event_hooks=bounded, follow_redirects=True, timeout=None))
+
+
+def _bound_silence(request: Any) -> None:
+    limits = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        name: limits.get(name) or _SILENCE for name in ("connect", "read", "write", "pool")
+    }
+
+
+def _refuse_long_wait(response: Any) -> None:
+    if response.status_code < 400:
+        return
+    asked = [response.headers.get("Retry-After", "").strip()]
+    if response.status_code == 429 and (reset := _RESET.search(response.headers.get("RateLimit", ""))):
+        asked.append(reset[1])
+    seconds = max(float(text) if text.isdecimal() else 0.0 for text in asked)
+    if seconds > _MOST_WAIT:
+        raise StorageUnavailable(
+            f"the hub asks to wait {seconds:,.0f} s before the next request, and {_MOST_WAIT:.0f} s is the longest"
+            " wait; start again after that, or set HF_TOKEN: accounts have higher limits"
+        )
 
 
 def read_ranges(files: Any, urls: Sequence[str], begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
@@ -99,8 +143,9 @@ def packages_of(url: str) -> Iterator[None]:
 
 
 def unavailable(url: str, error: BaseException) -> StorageUnavailable:
+    server = "the web server" if scheme_of(url) == "https" else "object storage"
     return StorageUnavailable(
-        f"object storage does not give access to {without_secrets(url)}: {reason(error)}; {service_of(url).check}"
+        f"{server} does not give access to {without_secrets(url)}: {reason(error)}; {service_of(url).check}"
     )
 
 

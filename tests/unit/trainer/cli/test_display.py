@@ -76,6 +76,22 @@ def test_a_long_run_keeps_a_bounded_curve(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(display._losses) > 950
 
 
+def test_reports_may_come_while_the_curve_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live view draws in a thread of its own."""
+    display = Display(Console(file=io.StringIO(), force_terminal=True))
+    for step in (1, 2, 3):
+        display.show(_report(step, 1.0))
+
+    def plot(losses: dict[int, float], *_: object) -> list[str]:
+        for step in losses:
+            display.show(_report(step + 10, 1.0))
+        return []
+
+    monkeypatch.setattr("pseudoreal_trainer.cli.display.plot", plot)
+    display._draw()
+    assert [*display._losses] == [1, 2, 3, 11, 12, 13]
+
+
 def test_a_pipe_gets_lines_without_a_curve() -> None:
     out = io.StringIO()
     with Display(Console(file=out)) as display:

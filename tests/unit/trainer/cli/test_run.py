@@ -480,6 +480,18 @@ def test_a_run_without_matplotlib_says_why_it_has_no_picture(
     assert "loss curve: not drawn, because matplotlib is not installed" in done.stdout
 
 
+def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> None:
+        raise ImportError("libpng.so: cannot open shared object file")
+
+    monkeypatch.setattr(run_command, "draw_losses", cannot)
+    done = _invoke(job_body, tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "loss curve: not drawn: ImportError: libpng.so: cannot open shared object file" in done.stdout
+
+
 def test_a_program_on_the_path_is_named_without_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = tmp_path / "own" / "pseudoreal", tmp_path / "other" / "pseudoreal"
     for program in (own, other):

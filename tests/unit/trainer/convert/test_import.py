@@ -1,6 +1,7 @@
 """Jobs that start from weights saved by transformers, and the export back to transformers."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.storage.files import FileContent
+from pseudoreal_trainer.storage.objects import ObjectStorage
+from pseudoreal_trainer.storage.path import ObjectPath
+from pseudoreal_trainer.storage.services import StorageUnavailable
 from pseudoreal_trainer.training.start import load_weights
 from structlog.testing import capture_logs
 
-from tests.support.file_server import serving
+from tests.support.file_server import Answer, serving
 from tests.support.forked import run_ranks
 from tests.support.hub import FIRST, SECOND, Hub
 from tests.unit.trainer.convert.support.published import FAMILIES, LENGTH, begin, begin_with, edit, tensors
@@ -476,6 +480,16 @@ def test_weights_that_the_hub_does_not_give_are_a_sentence(hub: Hub, job_body: A
     path["path"] = f"hf://owner/llama@{FIRST}"
     with pytest.raises(TrainingError, match="the model owner/llama is gated: accept its conditions on http"):
         begin(config(0))
+
+
+def test_hub_that_fails_does_not_count_as_one_without_the_file(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    folder = ObjectPath(f"hf://owner/llama@{FIRST}")
+    assert [ObjectStorage(folder / name).exists() for name in ("config.json", "none.json")] == [True, False]
+    folder = ObjectPath(f"hf://owner/llama@{SECOND}")
+    monkeypatch.setattr(hub, "respond", lambda *_: Answer(500))
+    with pytest.raises(StorageUnavailable, match=r"config.json cannot be read from the hub: .*500"):
+        ObjectStorage(folder / "config.json").exists()
 
 
 @pytest.mark.usefixtures("copied")

@@ -68,6 +68,9 @@ IMAGE = ["sm_75", "sm_80", "sm_90", "sm_100"]
         ([*IMAGE, "compute_120"], (11, 0), False),
         (["sm_90a"], (9, 0), True),
         (["sm_100a"], (10, 3), False),
+        (["sm_100f"], (10, 3), True),
+        (["sm_100f"], (12, 0), False),
+        (["compute_100f"], (12, 0), False),
         # torch for AMD's GPUs, and torch without a list.
         (["gfx942"], (9, 4), True),
         ([], (7, 0), True),

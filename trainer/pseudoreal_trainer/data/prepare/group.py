@@ -30,8 +30,8 @@ RECORDS = "prepared"
 
 
 class Next(ApiModel):
-    """Place from which the records of a group are read after a shard; what is before it is not read again. It is the
-    end of the shard's last record, or a place before that if an input can be read from its start alone."""
+    """Place from which the records of a group are read after a shard; earlier records are not read again. The place is
+    the end of the shard's last record, or earlier if an input can be read from its start alone."""
 
     input: int = 0
     """Index of the input in the group."""
@@ -95,7 +95,7 @@ def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> Group
             record = record.model_copy(update={"shards": [*record.shards, done]})
             _write_record(work, record)
     except InvalidJobError:
-        # What looks malformed may be one half of an old file and one of a new one.
+        # A document that looks malformed may be half of an old file and half of a new one.
         for each in work.group.inputs:
             each.check_unchanged()
         raise

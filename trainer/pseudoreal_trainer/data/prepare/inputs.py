@@ -68,7 +68,7 @@ class Input:
             file.check_unchanged()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the content; for remote files, of what identifies their content."""
+        """Return the SHA-256 of the content; for remote files, of sizes and versions."""
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(file.digest())

@@ -148,8 +148,10 @@ def _check_architecture(device: torch.device) -> None:
 
 def _runs_on(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
     """Return whether the code runs on a GPU of that compute capability: machine code on the same and later minor
-    versions, code for the driver on all later versions, and code with a suffix on its own version alone."""
+    versions, code for the driver on all later versions; with the suffix f, either on the same and later minor versions,
+    and with the suffix a, on its own version alone."""
     own = int(architecture["major"]), int(architecture["minor"])
-    if architecture["suffix"]:
+    if architecture["suffix"] == "a":
         return own == capability
-    return own <= capability and (architecture["kind"] == "compute" or own[0] == capability[0])
+    is_for_all_later = architecture["kind"] == "compute" and not architecture["suffix"]
+    return own <= capability and (is_for_all_later or own[0] == capability[0])

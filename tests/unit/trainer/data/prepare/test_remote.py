@@ -4,6 +4,8 @@ import errno
 import json
 import random
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,12 @@ from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.prepare.shards import Target
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.storage import services
 from structlog.testing import capture_logs
 
 from tests.support.file_server import Answer, FileServer, serving
 from tests.support.hub import FIRST, SECOND, Hub
+from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.trainer.data.prepare.support import corpora
 from tests.unit.trainer.data.prepare.support.silent import Silent
 from tests.unit.trainer.data.prepare.support.small import TEXTS
@@ -300,6 +304,39 @@ class TestFaults:
         with pytest.raises(TrainingError, match=rf"{url} has changed while it was read"):
             prepare_group(Work(group, Settings(), tmp_path / "tokens"), ByteTokenizer(), Silent())
 
+    @pytest.mark.parametrize("place", ["web", "bucket"])
+    def test_a_file_that_is_shorter_than_it_was_has_changed(
+        self, place: str, web: FileServer, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server refuses a range after its end."""
+        monkeypatch.setattr(files, "_BLOCK", 64)
+        lines = corpora.json_lines(TEXTS)
+        url = f"{web.url}/a.jsonl" if place == "web" else f"{bucket.url}/a.jsonl"
+        web.files["/a.jsonl"] = lines
+        bucket.write("a.jsonl", lines)
+        [group] = groups_of(find_inputs([url]))
+        web.files["/a.jsonl"], web.etags["/a.jsonl"] = lines[:100], web.etag("/a.jsonl")
+        bucket.write("a.jsonl", lines[:100])
+        (tmp_path / "tokens").mkdir()
+        with pytest.raises(TrainingError, match=rf"{url} has changed while it was read: it had {len(lines):,} bytes"):
+            prepare_group(Work(group, Settings(), tmp_path / "tokens"), ByteTokenizer(), Silent())
+
+    def test_a_file_is_one_after_a_request_for_it_has_failed(
+        self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bucket.write("a.jsonl", corpora.json_lines(TEXTS))
+        kind, failures = type(services.file_system(bucket.url)), [OSError("reset")]
+        info = kind._info
+
+        async def failing(*arguments: Any, **named: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await info(*arguments, **named)
+
+        monkeypatch.setattr(kind, "_info", failing)
+        [found] = find_inputs([f"{bucket.url}/a.jsonl"])
+        assert (found.name, found.path) == ("a.jsonl", f"{bucket.url}/a.jsonl")
+
     def test_a_server_without_parts_is_refused(self, web: FileServer) -> None:
         web.files["/a.jsonl"] = corpora.json_lines(TEXTS)
         web.has_ranges = False
@@ -313,6 +350,64 @@ class TestFaults:
             TrainingError, match=r"redirects to http://169.254.169.254/latest/meta-data\?…, which is not"
         ):
             find_inputs([f"{web.url}/a.jsonl"])
+
+
+class TestWaitsForTheHub:
+    @pytest.fixture(autouse=True)
+    def slept(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Seconds for which the library has slept."""
+        hub.commits[FIRST]["a.jsonl"] = corpora.json_lines(TEXTS)
+        slept: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            assert seconds < 1000, "the library would sleep for longer than anybody waits"
+            slept.append(seconds)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        return slept
+
+    @pytest.mark.parametrize(
+        ("status", "header", "text"),
+        [
+            (429, "Retry-After", "86400"),
+            (503, "Retry-After", "86400"),
+            (429, "RateLimit", '"resolvers";r=0;t=86400'),
+        ],
+    )
+    def test_a_long_wait_that_the_hub_asks_for_is_an_error(
+        self, status: int, header: str, text: str, hub: Hub, tmp_path: Path
+    ) -> None:
+        hub.faults = [Answer(status, b"", {header: text}) for _ in range(100)]
+        with pytest.raises(TrainingError, match=r"^the hub asks to wait 86,400 s .*, and 300 s is the longest wait"):
+            prepared([DATASET], tmp_path / "tokens")
+        assert len(hub.faults) == 99
+
+    def test_a_short_wait_that_the_hub_asks_for_is_waited(self, hub: Hub, tmp_path: Path, slept: list[float]) -> None:
+        hub.faults = [
+            Answer(429, b"", {"Retry-After": "7"}),
+            Answer(429, b"", {"RateLimit": '"resolvers";r=0;t=250'}),
+            Answer(503, b"", {"Retry-After": "Wed, 21 Oct 2099 07:28:00 GMT"}),
+        ]
+        assert prepared([DATASET], tmp_path / "tokens")
+        assert [seconds for seconds in slept if seconds > 1][:2] == [8, 251]
+        assert hub.faults == []
+
+    def test_a_hub_that_says_nothing_is_given_up(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "_WAITS", ())
+        monkeypatch.setattr(services, "_SILENCE", 0.2)
+        respond, over = hub.respond, threading.Event()
+
+        def silent_listing(path: str, *others: str | None) -> Answer:
+            if "/tree/" in path:
+                over.wait(PATIENCE_SECONDS)
+            return respond(path, *others)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(hub, "respond", silent_listing)
+        try:
+            with pytest.raises(TrainingError, match="cannot be read from the hub: ReadTimeout"):
+                find_inputs([f"{DATASET}@{FIRST}/a.jsonl"])
+        finally:
+            over.set()
 
 
 class TestRefusals:

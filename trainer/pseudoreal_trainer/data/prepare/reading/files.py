@@ -94,7 +94,7 @@ class RemoteFile:
     """The URL; its query may hold a signature."""
     size: int
     version: str
-    """What the service says of the content: an ETag, a generation, or a digest; empty: it says nothing."""
+    """ETag, generation or digest of the content, from the service; empty: the service gives none."""
 
     def __str__(self) -> str:
         return services.without_secrets(self.url) if services.scheme_of(self.url) == "https" else self.url
@@ -164,7 +164,11 @@ class _Ranges(io.RawIOBase):
         if count <= 0:
             return 0
         begin = self._position
-        content = patiently(self._file, lambda: _range(self._file, begin, begin + count))
+        try:
+            content = patiently(self._file, lambda: _range(self._file, begin, begin + count))
+        except services.StorageUnavailable:
+            self._file.check_unchanged()  # the range may be refused because the file is shorter now
+            raise
         memoryview(buffer)[:count] = content
         self._position += count
         return count

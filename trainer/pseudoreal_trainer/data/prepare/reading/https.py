@@ -39,7 +39,7 @@ def read(url: str, begin: int, end: int, version: str) -> bytes:
                 f"{without_secrets(url)} has changed while it was read (it was {version}, and is {now}); start again"
                 " once nobody writes it"
             )
-        content = answer.read(end - begin)  # whatever the server sends
+        content = answer.read(end - begin)  # and no more, however much the server sends
     if len(content) != end - begin:
         raise OSError(f"{len(content):,} bytes came of the {end - begin:,} from byte {begin:,} on")
     return content

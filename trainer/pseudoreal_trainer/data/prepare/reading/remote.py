@@ -79,7 +79,7 @@ def _listed(url: str) -> dict[str, dict[str, Any]] | None:
     files = services.file_system(url)
     if _has_magic(url):
         found = files.glob(url, detail=True)
-    elif files.isfile(url):
+    elif _is_file(files, url):
         return None
     else:
         found = files.find(url, detail=True)
@@ -87,6 +87,16 @@ def _listed(url: str) -> dict[str, dict[str, Any]] | None:
     if not described_files:
         raise InvalidJobError(f"{url} matches no file; check the name, and the pattern")
     return described_files
+
+
+def _is_file(files: Any, url: str) -> bool:
+    # Not `isfile`, which says no after any error: files would then be searched below a file.
+    if "/" not in url.partition("://")[2]:
+        return False  # to ask for a bucket may need more rights than to list it
+    try:
+        return bool(files.info(url)["type"] == "file")
+    except FileNotFoundError:
+        return False
 
 
 def _has_magic(url: str) -> bool:
