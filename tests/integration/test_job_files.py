@@ -105,6 +105,8 @@ WHOLE = {
     "tab as indent": GOOD.replace("  suspend:", "\tsuspend:"),
     **{f"key {key}": GOOD.replace("team: a", f"{key}: a") for key in ("1", "yes", "~", "1.5", "[a]", "2030-01-01")},
     "unknown field": GOOD.replace("suspend:", "suspended:"),
+    "unknown field beside the spec": GOOD + "specs: {}\n",
+    "unknown field of metadata": GOOD.replace("labels:", "lables:"),
     "unknown field that is null": GOOD.replace("suspend: false", "suspended: null"),
     "case of a field": GOOD.replace("suspend:", "Suspend:"),
     "null in place of a list": GOOD.replace("    env: [{name: A, value: a}]\n", "    env: null\n"),

@@ -1,13 +1,13 @@
 """Generates the JSON schema of a PseudoRealJob for editors: `python -m pseudoreal_api.publish.editor FILE`.
 
-It is the schema of the CustomResourceDefinition in the words of JSON Schema (draft 7), which editors read, without the
-rules across fields: those are CEL. Unknown fields are faults, as for `kubectl apply` with strict validation.
+The schema of the CustomResourceDefinition becomes one of JSON Schema (draft 7), which editors read. Rules across fields
+are left out, because they are CEL. Unknown fields are faults, as for `kubectl apply` with strict validation.
 """
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 FILE_NAME = f"{KIND.lower()}.schema.json"
 _SHARED_CHARACTERS = 100
-"""Length from which a part of the schema that stands in several places is written once."""
+"""Minimum number of characters of a part of the schema that is written once although it stands in several places."""
 _TEXTS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
@@ -60,25 +60,24 @@ def _convert(node: Json) -> Json:
         number = {"type": "integer"} | {key: out.pop(key) for key in ("minimum", "maximum") if key in out}
         out |= {"anyOf": [number, text]}
     if "properties" in node:
-        out["properties"] = {name: _convert(child) for name, child in node["properties"].items()}
         out["additionalProperties"] = False
-    elif isinstance(node.get("additionalProperties"), dict):
-        out["additionalProperties"] = _convert(node["additionalProperties"])
-    if "items" in node:
-        out["items"] = _convert(node["items"])
     if node.get("nullable") and "type" in out:
         out["type"] = [out["type"], "null"]
-    return out
+    return _with_children(out, "", lambda child, _: _convert(child))
 
 
 def _share(schema: Json) -> tuple[Json, Json]:
     """Return the schema with references in place of the parts that repeat, and those parts by name."""
-    times = Counter(map(_text, _parts(schema, "")))
+    times = Counter[str]()
     names: dict[str, str] = {}
     definitions: Json = {}
 
+    def counted(node: Json, name: str) -> Json:
+        times[json.dumps(node, sort_keys=True)] += 1
+        return _with_children(node, name, counted)
+
     def shared(node: Json, name: str) -> Json:
-        text, made = _text((node, name)), _rebuilt(node, name, shared)
+        text, made = json.dumps(node, sort_keys=True), _with_children(node, name, shared)
         if times[text] == 1 or len(text) < _SHARED_CHARACTERS:
             return made
         if text not in names:
@@ -87,28 +86,14 @@ def _share(schema: Json) -> tuple[Json, Json]:
             definitions[names[text]] = made
         return {"$ref": f"#/definitions/{names[text]}"}
 
+    counted(schema, "spec")
     whole = shared(schema, "spec")
     return whole, dict(sorted(definitions.items()))
 
 
-def _text(part: tuple[Json, str]) -> str:
-    return json.dumps(part[0], sort_keys=True)
-
-
-def _parts(node: Json, name: str) -> Iterator[tuple[Json, str]]:
-    """Yield the schema of the node and of everything in it, each with the name of its field."""
-    yield node, name
-    for child_name, child in _children(node, name):
-        yield from _parts(child, child_name)
-
-
-def _children(node: Json, name: str) -> Iterator[tuple[str, Json]]:
-    yield from node.get("properties", {}).items()
-    yield from ((name, node[key]) for key in ("items", "additionalProperties") if isinstance(node.get(key), dict))
-
-
-def _rebuilt(node: Json, name: str, build: Callable[[Json, str], Json]) -> Json:
-    """Return the node with its children built anew."""
+def _with_children(node: Json, name: str, build: Callable[[Json, str], Json]) -> Json:
+    """Return the node with each child as `build` makes it. `name`: field of the node, which is also that of the items
+    of a list and of the values of a map."""
     out = dict(node)
     if "properties" in node:
         out["properties"] = {child: build(value, child) for child, value in node["properties"].items()}

@@ -15,6 +15,11 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 from pseudoreal_api.spec.rules.rule import Rule
 
+_FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
+_METADATA_FIELDS = {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}
+_METADATA_FIELDS |= {"generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"}
+_METADATA_FIELDS |= {"resourceVersion", "selfLink", "uid"}
+
 
 class InvalidJob(ValueError):
     """The API server would refuse the job; the text has one sentence per line."""
@@ -36,12 +41,19 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
         # Like the API server, skip the CEL rules if parts that are core/v1 types are malformed.
         raise InvalidJob("\n".join(unfit))
     spec = job.spec.to_dict()
-    sentences = [*_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
+    sentences = [*_unknown(body), *_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
     sentences += [job.queue_conflict] if job.queue_conflict else []
     sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
     if sentences:
         raise InvalidJob("\n".join(sentences))
     return job.with_queue()
+
+
+def _unknown(body: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each unknown field outside of the spec."""
+    yield from (f"{field}: there is no such field" for field in body if field not in _FIELDS)
+    unknown = (field for field in body["metadata"] if field not in _METADATA_FIELDS)
+    yield from (f"metadata.{field}: there is no such field" for field in unknown)
 
 
 def _without_nulls(kind: Any, value: Any) -> Any:

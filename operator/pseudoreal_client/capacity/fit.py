@@ -1,7 +1,7 @@
 """Computes whether equal pods fit onto nodes, and the obstacles on each node. Pure.
 
-A node takes as many pods as its scarcest resource allows. Placement constraints beyond one pod per node and the job's
-topology are left to the scheduler.
+A node takes as many pods as its scarcest resource allows. Placement constraints beyond one pod per node, one node for
+all pods and the job's topology are left to the scheduler.
 """
 
 from collections import Counter
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.spec.pod import Topology
 
 from pseudoreal_client.capacity.nodes import Amounts, Node
@@ -38,6 +39,13 @@ class PodSet:
         terms = self._affinity("podAntiAffinity").get(_REQUIRED) or []
         return any(term.get("topologyKey") == _HOST_NAME for term in terms)
 
+    @property
+    def is_on_one_node(self) -> bool:
+        """Whether the operator keeps the pods on one node, because only one node can have the volume of a claim."""
+        terms = self._affinity("podAffinity").get(_REQUIRED) or []
+        own = (term for term in terms if LABEL_JOB_UID in ((term.get("labelSelector") or {}).get("matchLabels") or {}))
+        return any(term["topologyKey"] == _HOST_NAME for term in own)
+
     def _affinity(self, kind: str) -> Json:
         return (self.spec.get("affinity") or {}).get(kind) or {}
 
@@ -62,7 +70,7 @@ class Fit:
     obstacles: dict[str, str] = field(default_factory=dict)
     """Node -> reason why no pod fits there now; pods may fit if the node is empty."""
     domains: dict[str, str] = field(default_factory=dict)
-    """Node -> its topology domain; empty without a topology."""
+    """Node -> its topology domain; empty if the pods may be on any nodes."""
     is_in_one_domain: bool = False
     """Whether all pods must be in one domain."""
 
@@ -121,6 +129,8 @@ def fit(nodes: Sequence[Node], pods: PodSet) -> Fit:
         now[node.name] = 0 if barrier else _room(node, pods, empty=False)
         if not now[node.name]:
             obstacles[node.name] = barrier or _shortage(node, pods)
+    if pods.is_on_one_node:
+        return Fit(pods.count, now, ever, obstacles, {node.name: node.name for node in nodes}, is_in_one_domain=True)
     near = pods.topology
     domains = {node.name: node.labels.get(near.key, "") for node in nodes} if near else {}
     return Fit(pods.count, now, ever, obstacles, domains, near is not None and near.required is not None)

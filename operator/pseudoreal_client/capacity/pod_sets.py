@@ -1,5 +1,6 @@
 """Resources needed by a job's stages: the operator's pods, with their requests raised to the estimate. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -11,6 +12,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.objects import children
+from pseudoreal_operator.observe.claims import Claim
 from pseudoreal_operator.observe.stages import Stage, StageKind, all_stages
 from pseudoreal_operator.settings import Settings
 from pseudoreal_trainer.estimate.report import PhaseReport
@@ -51,9 +53,10 @@ def needs_of(job: PseudoRealJob, phase: Phase, report: PhaseReport) -> PodNeeds:
     return PodNeeds(ranks * (host + device), ranks * report.bytes.disk, 0)
 
 
-def pod_set_of(job: PseudoRealJob, stage: Stage, needs: PodNeeds | None) -> PodSet:
-    """Return the pods of a stage, with each request below the estimate raised to the estimate."""
-    manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS)[-1]
+def pod_set_of(job: PseudoRealJob, stage: Stage, needs: PodNeeds | None, claims: Sequence[Claim] = ()) -> PodSet:
+    """Return the pods of a stage, with each request below the estimate raised to the estimate. `claims`: known claims
+    that the pods mount."""
+    manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS, claims)[-1]
     spec = manifest["spec"]["template"]["spec"]
     near = job.spec.scheduling.topology if stage.kind is StageKind.TRAIN else None
     pods = PodSet(manifest["spec"]["completions"], requests_of(spec), spec, topology=near)

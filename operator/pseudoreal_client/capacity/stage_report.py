@@ -103,12 +103,19 @@ class StageReport:
             return
         room, wanted = self.fit.room_now, self.pods.count
         if self.fit.fits_ever:
-            yield f"there is room for {room} of {wanted} pods now; the others wait until pods of others end"
+            where = " on one node, where a claim keeps them," if self.pods.is_on_one_node else ""
+            yield f"there is room for {room} of {wanted} pods{where} now; the others wait until pods of others end"
             return
         too_large = [*self._too_large()]
         yield from too_large
         ever = self.fit.room_ever
-        if ever:
+        if ever and self.pods.is_on_one_node:
+            yield (
+                f"an empty node has room for {ever} of {wanted} pods, which a claim keeps on one node; lower"
+                f" spec.phases[{self.phase}].workers or what a pod needs (resources, offload), add a larger node, or"
+                " use a claim whose accessModes are [ReadWriteMany]"
+            )
+        elif ever:
             yield (
                 f"empty nodes have room for {ever} of {wanted} pods; lower spec.phases[{self.phase}].workers or what a"
                 " pod needs (resources, offload), or add nodes"

@@ -59,6 +59,10 @@ class Api:
         target = Target("get", KIND, name, namespace)
         return self._json(_Call(kubernetes_requests.get(KIND, namespace, name), target))
 
+    def claim(self, namespace: str, name: str) -> Json:
+        kind = "PersistentVolumeClaim"
+        return self._json(_Call(kubernetes_requests.get(kind, namespace, name), Target("get", kind, name, namespace)))
+
     def each(self, kind: str, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Json]:
         """Return all objects of a kind in the namespace; None means all namespaces. The objects lack `kind` and
         `apiVersion`."""

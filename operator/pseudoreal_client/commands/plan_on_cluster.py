@@ -1,6 +1,7 @@
 """`pseudoreal plan` on a cluster: compares the needs of a job with the nodes."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pseudoreal_api.quantity import amount_of
 from pseudoreal_api.resolved.resolve import gpus_of, phase_config, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_operator.observe.claims import Claim, mounted_claims, read_claim
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus
 from pseudoreal_trainer.cli.job_file import parse_job
@@ -62,7 +64,10 @@ def _report_stages(connection: Connection, planned: _Planned, phase: str | None)
     if phase is not None and phase not in names:
         raise CommandError(f"there is no phase {phase}; there are {', '.join(names)}", ExitStatus.NOT_FOUND)
     nodes = _nodes(connection, planned.uid)
-    return [_report_stage(planned, stage, nodes) for stage in stages_left(planned.job, planned.status, phase)]
+    return [
+        _report_stage(planned, stage, nodes, [*_claims(connection, planned.job, stage)])
+        for stage in stages_left(planned.job, planned.status, phase)
+    ]
 
 
 def _nodes(connection: Connection, uid: str) -> list[Node]:
@@ -77,7 +82,17 @@ def _nodes(connection: Connection, uid: str) -> list[Node]:
     return read_nodes(nodes, pods, uid)
 
 
-def _report_stage(target: _Planned, stage: Stage, nodes: list[Node]) -> StageReport:
+def _claims(connection: Connection, job: PseudoRealJob, stage: Stage) -> Iterator[Claim]:
+    """Yield the claims that the pods of a stage mount, as far as they exist and the user may read them."""
+    for claim in mounted_claims(job, stage):
+        try:
+            yield read_claim(claim, connection.api.claim(connection.namespace, claim.name))
+        except CommandError as error:
+            if error.exit_code not in (ExitStatus.NOT_FOUND, ExitStatus.FORBIDDEN):
+                raise
+
+
+def _report_stage(target: _Planned, stage: Stage, nodes: list[Node], claims: list[Claim]) -> StageReport:
     job, phase = target.job, target.job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
         pods = pod_set_of(job, stage, None)
@@ -85,7 +100,7 @@ def _report_stage(target: _Planned, stage: Stage, nodes: list[Node]) -> StageRep
     planned = _estimate_phase(job, stage.index, target.status)
     report = planned.report
     need = needs_of(job, phase, report)
-    pods = pod_set_of(job, stage, need)
+    pods = pod_set_of(job, stage, need, claims)
     problems = [*report.reasons, *limits_below_needs(phase, pods.spec, need)]
     found = fit(nodes, pods)
     levels = traffic_levels(found, pods.topology, planned.layout.mesh, planned.flows) if found.fits_now else []

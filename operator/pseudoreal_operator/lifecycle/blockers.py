@@ -17,13 +17,14 @@ _NOT_BOUND = (
     'persistentvolumeclaim "',
 )
 """Phrases, in lower case, of the scheduler's messages about pods that wait for a volume."""
-_TIED = (
-    "pod affinity rules",
-    "readwriteoncepod",
+_ELSEWHERE = (
     "persistentvolume's node affinity",
     "volume node affinity conflict",  # before Kubernetes 1.34
 )
-"""Phrases, in lower case, of its messages about pods whose volume one pod, one node, or only some nodes can have."""
+"""Phrases, in lower case, of its messages about pods whose volume only some nodes can have."""
+_TOGETHER = ("pod affinity rules", "readwriteoncepod", *_ELSEWHERE)
+"""Phrases, in lower case, of its messages that a volume for one node or one pod may cause; a topology, and an affinity
+in the user's template, cause the first one as well."""
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"
 _REMEDIES = {
@@ -53,8 +54,9 @@ def _on_claims(view: View, said: str) -> list[str]:
     """Return sentences on the claims behind a message of the scheduler, in lower case."""
     if any(words in said for words in _NOT_BOUND):
         return unbound_claims(view)
-    tied = any(words in said for words in _TIED)
-    sentence = (one_node_sentence(view) or volume_elsewhere_sentence(view)) if tied else None
+    sentence = one_node_sentence(view) if any(words in said for words in _TOGETHER) else None
+    if sentence is None and any(words in said for words in _ELSEWHERE):
+        sentence = volume_elsewhere_sentence(view)
     return [sentence] if sentence else []
 
 

@@ -6,7 +6,8 @@ provisioner has said about the claim.
 
 import re
 
-from pseudoreal_operator.manifests.objects import claim_manifest
+from pseudoreal_api.names import claim_name
+
 from pseudoreal_operator.observe.claims import Claim, ClaimPhase
 from pseudoreal_operator.observe.view import View
 
@@ -35,7 +36,8 @@ def unbound_claims(view: View) -> list[str]:
 
 def one_node_sentence(view: View) -> str | None:
     """Return a sentence on the claim that keeps the pods on one node; None if no claim does."""
-    claim = next((claim for claim in view.observed.claims if claim.is_for_one_node), None)
+    shared = (claim for claim in view.observed.claims if not claim.volume)
+    claim = next((claim for claim in shared if claim.is_for_one_node), None)
     if claim is None or view.workers == 1:
         return None
     text = (
@@ -69,6 +71,8 @@ def volume_elsewhere_sentence(view: View) -> str | None:
 def _why_it_cannot_bind(view: View, claim: Claim) -> str | None:
     where, describe = f"-n {view.metadata.namespace}", f"kubectl describe pvc {claim.name} -n {view.metadata.namespace}"
     if claim.phase is ClaimPhase.MISSING:
+        if claim.volume:
+            return None
         if _is_made(view, claim):
             return (
                 f"Claim {claim.name} was deleted. What to do: kubectl delete job {view.job_name} {where}; the operator"
@@ -107,6 +111,12 @@ def _why_it_cannot_bind(view: View, claim: Claim) -> str | None:
 
 
 def _while_it_is_made(view: View, claim: Claim) -> str:
+    if claim.phase is ClaimPhase.MISSING:
+        return (
+            f"The cluster has not made claim {claim.name} of volume {claim.volume} yet. If this lasts, the events of"
+            f" the pod say why: kubectl describe pod {claim.name.removesuffix(f'-{claim.volume}')}"
+            f" -n {view.metadata.namespace}."
+        )
     if claim.storage_class == "":
         return (
             f"Claim {claim.name} waits for a PersistentVolume without a class that has its size and"
@@ -126,12 +136,14 @@ def _class(claim: Claim) -> str:
 
 def _is_made(view: View, claim: Claim) -> bool:
     """Return whether the operator makes the claim."""
-    made = claim_manifest(view.observed.job)
-    return made is not None and made["metadata"]["name"] == claim.name
+    volume = view.spec.checkpoint.storage.mounted
+    return volume is not None and volume.claim_name is None and claim.name == claim_name(view.metadata.name)
 
 
 def _line(view: View, claim: Claim, line: str) -> str:
     """Return where a line of the claim's spec is written."""
+    if claim.volume:
+        return f"{line} in the volumeClaimTemplate of the job's volume {claim.volume}"
     return f"{_TEMPLATE}.{line}" if _is_made(view, claim) else f"{line} in the spec of claim {claim.name}"
 
 
@@ -145,10 +157,12 @@ def _for_many(view: View, claim: Claim) -> str:
 def _replacing(view: View, claim: Claim) -> str:
     """Return how a changed line takes effect: the spec of a claim is immutable, and so is the template in the job."""
     where = f"-n {view.metadata.namespace}"
+    delete_job = f"kubectl delete prj {view.metadata.name} {where}"
+    if claim.volume:
+        return f"It takes another job: {delete_job}, and apply the changed file."
     delete = f"kubectl delete pvc {claim.name} {where}"
     delete += " (with what is on it)" if claim.phase is ClaimPhase.BOUND else ""
     if _is_made(view, claim):
-        job = view.metadata.name
-        return f"It takes another job: kubectl delete prj {job} {where}, {delete}, and apply the changed file."
+        return f"It takes another job: {delete_job}, {delete}, and apply the changed file."
     made = f"kubectl delete job {view.job_name} {where}, so that pods are made for it"
     return f"It takes another claim: {delete}, apply its changed file, and {made}."

@@ -44,7 +44,7 @@ from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import HOSTNAME, merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
 from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
-from pseudoreal_operator.observe.claims import Claim, are_for_one_node
+from pseudoreal_operator.observe.claims import Claim
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, job_at_size, last_steps_of
 from pseudoreal_operator.settings import Settings
 
@@ -82,14 +82,10 @@ def children(
 def stays_on_one_node(job: PseudoRealJob, claims: Sequence[Claim]) -> bool:
     """Return whether a claim that the pods mount keeps them on one node. A volume follows the pods of an execution to
     another node, or its own node affinity holds them, so nothing keeps executions together."""
-    made, exists = (
-        claim_manifest(job),
-        any(claim.name == claim_name(job.metadata.name) for claim in claims if claim.modes),
-    )
-    modes = [claim.modes for claim in claims]
-    if made is not None and not exists:
-        modes.append(tuple(made["spec"].get("accessModes") or ()))
-    return any(map(are_for_one_node, modes))
+    made, name = claim_manifest(job), claim_name(job.metadata.name)
+    if made is not None and not any(claim.name == name and claim.modes for claim in claims):
+        claims = [*claims, Claim(name, modes=tuple(made["spec"].get("accessModes") or ()))]
+    return any(claim.is_for_one_node for claim in claims)
 
 
 def network_children(job: PseudoRealJob, settings: Settings) -> list[Json]:

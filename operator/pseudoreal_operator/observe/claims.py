@@ -1,8 +1,9 @@
 """PersistentVolumeClaims that the pods of a job mount: access modes, by which a volume ties pods to one node, and why a
 claim has no volume. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +17,9 @@ Json = dict[str, Any]
 
 MOST_CLAIMS = 16
 """Maximum number of claims of a pod that a pass reads."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""Names that a claim can have. A volume may name any text, and a request for the claim `..` is one for another object.
+"""
 _WORD_CHARACTERS = 253
 """Maximum number of characters of a name or a mode."""
 _COMPLAINT_CHARACTERS = 500
@@ -32,7 +36,7 @@ class ClaimPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """A PersistentVolumeClaim, or the name of one that does not exist."""
+    """A PersistentVolumeClaim that pods mount. Until it has been read it counts as missing."""
 
     name: str
     phase: ClaimPhase = ClaimPhase.MISSING
@@ -44,35 +48,36 @@ class Claim:
     """Name of the provisioner of the class; empty if the cluster has not named it."""
     complaint: str = ""
     """Newest warning about the claim, as REASON: MESSAGE; empty if there is none."""
+    is_only_read: bool = False
+    """Whether all volumes of the pods that name the claim say readOnly."""
+    volume: str = ""
+    """Name of the ephemeral volume for which the cluster makes the claim, one for each pod; empty if the pods share the
+    claim."""
 
     @property
     def is_unbound(self) -> bool:
-        return self.phase in (ClaimPhase.MISSING, ClaimPhase.PENDING)
+        return self.phase is not ClaimPhase.BOUND
 
     @property
     def is_for_one_node(self) -> bool:
-        """Whether only the pods of one node can use the volume."""
-        return are_for_one_node(self.modes)
+        """Whether the volume is attached to one node at a time. A volume that many nodes can read and one can write
+        (ReadOnlyMany beside ReadWriteOnce) is, unless the pods only read it."""
+        for_many = {"ReadWriteMany", "ReadOnlyMany"} if self.is_only_read else {"ReadWriteMany"}
+        return not {"ReadWriteOnce", "ReadWriteOncePod"}.isdisjoint(self.modes) and for_many.isdisjoint(self.modes)
 
 
-def are_for_one_node(modes: Iterable[str]) -> bool:
-    """Return whether a volume of these access modes is attached to one node at a time. A volume that many nodes can
-    read and one can write (ReadOnlyMany beside ReadWriteOnce) counts as one, because its pods may write."""
-    known = {*modes}
-    return bool(known & {"ReadWriteOnce", "ReadWriteOncePod"}) and "ReadWriteMany" not in known
-
-
-def read_claim(body: Json, complaint: str = "") -> Claim:
+def read_claim(named: Claim, body: Json) -> Claim:
+    """Return the claim with what the API server says of it."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     annotations = metadata.get("annotations") or {}
     chosen = spec.get("storageClassName")
-    return Claim(
-        name=_word(metadata["name"]),
+    return replace(
+        named,
         phase=ClaimPhase(status.get("phase") or "Pending"),
-        modes=tuple(_word(mode) for mode in status.get("accessModes") or spec.get("accessModes") or ()),
+        # The API server accepts a mode as often as the object has room for it.
+        modes=tuple(dict.fromkeys(map(_word, status.get("accessModes") or spec.get("accessModes") or ()))),
         storage_class=None if chosen is None else _word(chosen),
         provisioner=next((_word(annotations[key]) for key in _PROVISIONERS if key in annotations), ""),
-        complaint=complaint,
     )
 
 
@@ -92,25 +97,26 @@ def _time(event: Json) -> str:
     return str(repeated or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def mounted_claims(job: PseudoRealJob, stage: Stage) -> list[str]:
-    """Return the names of the claims that all pods of a stage mount: for checkpoints, and those that the spec names in
-    its volumes."""
-    found = (volume.get("persistentVolumeClaim") for _, volume in _volumes(job, stage))
-    named = [
-        claim["claimName"] for claim in found if isinstance(claim, dict) and isinstance(claim.get("claimName"), str)
-    ]
-    return list(dict.fromkeys((*_checkpoint_claim(job), *named)))[:MOST_CLAIMS]
+def mounted_claims(job: PseudoRealJob, stage: Stage) -> list[Claim]:
+    """Return the claims that all pods of a stage mount, not yet read: the claim of the checkpoints, and those that the
+    spec names in its volumes."""
+    checkpoints = job.spec.checkpoint.storage.mounted
+    is_only_read: dict[str, bool] = {}
+    if checkpoints is not None:
+        is_only_read[checkpoints.claim_name or claim_name(job.metadata.name)] = False
+    for _, volume in _volumes(job, stage):
+        claim = volume.get("persistentVolumeClaim")
+        if isinstance(claim, dict):
+            name = str(claim.get("claimName"))
+            is_only_read[name] = is_only_read.get(name, True) and claim.get("readOnly") is True
+    claims = [Claim(name, is_only_read=only) for name, only in is_only_read.items() if _NAME.fullmatch(name)]
+    return claims[:MOST_CLAIMS]
 
 
-def own_claims(job: PseudoRealJob, stage: Stage, pod: str) -> list[str]:
-    """Return the names of the claims that the cluster makes for a pod of the stage alone."""
-    return [f"{pod}-{name}" for name, volume in _volumes(job, stage) if volume.get("ephemeral")][:MOST_CLAIMS]
-
-
-def _checkpoint_claim(job: PseudoRealJob) -> Iterator[str]:
-    volume = job.spec.checkpoint.storage.mounted
-    if volume is not None:
-        yield volume.claim_name or claim_name(job.metadata.name)
+def own_claims(job: PseudoRealJob, stage: Stage, pod: str) -> list[Claim]:
+    """Return the claims that the cluster makes for a pod of the stage alone, not yet read."""
+    named = {name: f"{pod}-{name}" for name, volume in _volumes(job, stage) if volume.get("ephemeral")}
+    return [Claim(claim, volume=name) for name, claim in named.items() if _NAME.fullmatch(claim)][:MOST_CLAIMS]
 
 
 def _volumes(job: PseudoRealJob, stage: Stage) -> Iterator[tuple[str, Json]]:

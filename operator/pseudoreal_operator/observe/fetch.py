@@ -73,16 +73,16 @@ async def observe(
     claims: list[Claim] = []
     waiting = _unplaced_pod(job, status, jobs, pods)
     for claim in _claims_to_read(job, status, jobs, waiting):
-        volume = await api.find(_CLAIM, namespace, claim)
-        if volume is None:
-            claims.append(Claim(claim))
-        elif claim == claim_of(job) and is_of_another(uid, volume):
-            others.append(claim)
+        stored = await api.find(_CLAIM, namespace, claim.name)
+        if stored is None:
+            claims.append(claim)
+        elif claim.name == claim_of(job) and is_of_another(uid, stored):
+            others.append(claim.name)
         else:
-            existing.add((_CLAIM, claim))
-            read = read_claim(volume)
+            existing.add((_CLAIM, claim.name))
+            read = read_claim(claim, stored)
             pending = waiting is not None and read.phase is ClaimPhase.PENDING
-            claims.append(await _with_complaint(api, namespace, read, volume["metadata"]["uid"]) if pending else read)
+            claims.append(await _with_complaint(api, namespace, read, stored["metadata"]["uid"]) if pending else read)
     deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
     observed = build_observed(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
@@ -105,9 +105,9 @@ def _unplaced_pod(
 
 def _claims_to_read(
     job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], waiting: str | None
-) -> list[str]:
-    """Return the names of the claims that matter now: before the Job of an execution is created, those that decide
-    whether its pods stay on one node; while the pod `waiting` has no node, also those made for that pod."""
+) -> list[Claim]:
+    """Return the claims that matter now: before the Job of an execution is created, those that decide whether its pods
+    stay on one node; while the pod `waiting` has no node, also those made for that pod."""
     first = Stage(0, job.spec.phases[0].name, StageKind.TRAIN)
     stage = current_stage(with_added_phases(status.phases, job.spec)) or first
     if not has_claim(job, status, jobs):

@@ -83,6 +83,23 @@ def test_plan_of_a_job_too_large_for_all_nodes_ends_with_78(
     assert "a pod wants 2 nvidia.com/gpu, and the most that a node has is 1 nvidia.com/gpu" in result.stdout
 
 
+def test_plan_follows_the_claim_of_the_job(
+    terminal: Terminal, cluster: Cluster, make_job: MakeJob, make_node: Callable[..., str], admin: client.ApiClient
+) -> None:
+    """Each node has room for one pod."""
+    nodes, core = [make_node(**{GPU: "2"}) for _ in range(2)], client.CoreV1Api(admin)
+    for mode in ("ReadWriteOnce", "ReadWriteMany"):
+        spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
+        body: Any = {"metadata": {"name": mode.lower()}, "spec": spec}
+        core.create_namespaced_persistent_volume_claim(cluster.namespace, body)
+        volume = {"volume": {"claimName": mode.lower()}}
+        make_job(mode.lower(), spec__phases__1__resources=RESOURCES, spec__checkpoint__storage=volume)
+    apart = terminal("plan", "readwriteonce", "--phase", "real")
+    assert apart.exit_code == 78
+    assert "an empty node has room for 1 of 2 pods, which a claim keeps on one node" in apart.stdout
+    assert f"fits: {nodes[0]} 1, {nodes[1]} 1" in terminal.says("plan", "readwritemany", "--phase", "real")
+
+
 def test_option_on_cluster_plans_a_file(
     terminal: Terminal, cluster: Cluster, make_node: Callable[..., str], tmp_path: Path
 ) -> None:

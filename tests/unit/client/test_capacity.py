@@ -15,6 +15,7 @@ from pseudoreal_client.capacity.fit import PodSet, fit
 from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
 from pseudoreal_client.capacity.pod_sets import PodNeeds, limits_below_needs, pod_set_of, stages_left
 from pseudoreal_client.capacity.stage_report import StageReport, traffic_levels
+from pseudoreal_operator.observe.claims import Claim
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_trainer.estimate.report import plan_phase
 
@@ -278,7 +279,11 @@ def spread(wanted: PseudoRealJob, there: list[Node]) -> StageReport:
     return replace(found, levels=traffic_levels(found.fit, found.pods.topology, planned.layout.mesh, planned.flows))
 
 
+CPU_JOB = job(spec__checkpoint={}, spec__phases__1__resources={"limits": {"cpu": 8}})
+"""Job with a claim that the operator makes."""
+
 REPORTS: dict[str, StageReport] = {
+    "one-node": report(CPU_JOB, nodes(node_body("a", cpu="8"), node_body("b", cpu="8")), PodNeeds(GIB, 0, 0)),
     "racks": spread(near({"preferred": RACK}), racks("x", "y", "x", "y")),
     "fits": report(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
     "waits": report(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
@@ -306,8 +311,37 @@ def test_stage_report_tells_fits_now_from_fits_ever() -> None:
         "fits": (True, True),
         "racks": (True, True),
         "waits": (True, False),
-        **dict.fromkeys(("few-nodes", "large-pods", "small-gpus", "taints", "small-limit", "no-nodes"), (False, False)),
+        **dict.fromkeys(
+            ("few-nodes", "large-pods", "small-gpus", "taints", "small-limit", "no-nodes", "one-node"), (False, False)
+        ),
     }
+
+
+class TestClaimForOneNode:
+    @pytest.mark.parametrize(
+        ("mode", "placement"), [("ReadWriteOnce", {}), ("ReadWriteMany", {"a": 1, "b": 1})], ids=["one", "many"]
+    )
+    def test_mode_of_the_claim_decides_whether_pods_fit_on_two_nodes(
+        self, mode: str, placement: dict[str, int]
+    ) -> None:
+        stage = stages_left(WANTED, PseudoRealJobStatus(), "real")[-1]
+        pods = pod_set_of(WANTED, stage, NEED, [Claim("checkpoints", modes=(mode,))])
+        found = fit(nodes(node_body("a", **{GPU: "2"}), node_body("b", **{GPU: "2"})), pods)
+        assert (found.placement if found.fits_now else {}) == placement
+
+    def test_node_with_the_most_room_takes_all_pods(self) -> None:
+        found = report(CPU_JOB, nodes(node_body("a", cpu="8"), node_body("b")), PodNeeds(GIB, 0, 0))
+        assert found.fit.placement == {"b": 2}
+        full = nodes(node_body("a", cpu="8"), node_body("b"), pods=(pod_body("b", cpu=60),))
+        waits = report(CPU_JOB, full, PodNeeds(GIB, 0, 0))
+        assert (waits.can_run, waits.can_run_now) == (True, False)
+        says = "there is room for 1 of 2 pods on one node, where a claim keeps them, now"
+        assert waits.sentences()[0].startswith(says)
+
+    def test_affinity_of_the_user_to_other_pods_is_none_to_one_node(self) -> None:
+        term = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "kubernetes.io/hostname"}
+        near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        assert not gpus(2, 2, affinity=near).is_on_one_node
 
 
 class TestTopology:

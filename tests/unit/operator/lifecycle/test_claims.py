@@ -27,8 +27,8 @@ PENDING = Claim(OWN, ClaimPhase.PENDING, ("ReadWriteMany",), "standard", "ranche
 
 
 def waiting_world(said: str | None = UNBOUND, claim: str | None = None, **changes: Any) -> World:
-    """Return a world in which the pods of the second phase's first execution wait for a node, with this message of the
-    scheduler. `claim`: claim that the spec names; None: the operator makes one."""
+    """Return a world in which the two pods of the first phase wait for a node. `said`: message of the scheduler; None:
+    it has said nothing. `claim`: claim that the spec names; None: the operator makes one."""
     storage: dict[str, Any] = {"storage": {"volume": {"claimName": claim}}} if claim else {}
     world = World(make_job(spec__checkpoint=storage, spec__phases__0__workers=2, **changes))
     world.settle()
@@ -114,6 +114,12 @@ def test_missing_claim_of_the_user_is_to_be_created() -> None:
     assert "Claim mine does not exist. What to do: create it" in text
 
 
+def test_claim_whose_volume_was_deleted_is_named() -> None:
+    said = 'persistentvolumeclaim "sim-checkpoints" bound to non-existent persistentvolume "pv-1"'
+    text = condition(waiting_world(said), replace(PENDING, phase=ClaimPhase.LOST))[2]
+    assert "The volume of claim sim-checkpoints was deleted" in text
+
+
 @pytest.mark.parametrize("claim", [replace(PENDING, phase=ClaimPhase.BOUND), Claim("x", ClaimPhase.BOUND)])
 def test_bound_claim_is_not_blamed_for_other_blockers(claim: Claim) -> None:
     said = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
@@ -144,6 +150,30 @@ def test_volume_of_another_node_is_named(conflict: str) -> None:
     many, one = (replace(PENDING, phase=ClaimPhase.BOUND, modes=(f"ReadWrite{mode}",)) for mode in ("Many", "Once"))
     assert "The volume of claim sim-checkpoints is tied to the node or the zone" in condition(world, many)[2]
     assert "so all 2 pods are kept on one node" in condition(world, one)[2]
+
+
+def test_affinity_of_another_origin_is_not_blamed_on_a_volume() -> None:
+    """The scheduler says the same where a topology, or the user's template, keeps pods together."""
+    world = waiting_world(TOO_FEW, spec__scheduling={"topology": {"required": "topology.kubernetes.io/zone"}})
+    scratch = Claim("sim-pseudo-e1-0-scratch", ClaimPhase.BOUND, ("ReadWriteOnce",), volume="scratch")
+    text = condition(world, replace(PENDING, phase=ClaimPhase.BOUND), scratch)[2]
+    assert "Claim" not in text
+    assert "volume" not in text
+    assert "free or add what the scheduler misses" in text
+
+
+def test_claim_of_an_ephemeral_volume_is_explained_by_the_line_of_the_job() -> None:
+    scratch = Claim("sim-pseudo-e1-0-scratch", volume="scratch")
+    assert condition(waiting_world(None), scratch)[1] == "Starting", "the cluster makes it a moment after the pod"
+    absent = condition(waiting_world('persistentvolumeclaim "sim-pseudo-e1-0-scratch" not found'), scratch)[2]
+    assert "has not made claim sim-pseudo-e1-0-scratch of volume scratch yet" in absent
+    assert "kubectl describe pod sim-pseudo-e1-0 -n default." in absent
+    said = 'ProvisioningFailed: storageclass.storage.k8s.io "fsat" not found'
+    wrong = replace(scratch, phase=ClaimPhase.PENDING, modes=("ReadWriteOnce",), storage_class="fsat", complaint=said)
+    text = condition(waiting_world(), wrong)[2]
+    assert "storageClassName: CLASS in the volumeClaimTemplate of the job's volume scratch" in text
+    assert "It takes another job: kubectl delete prj sim -n default, and apply the changed file." in text
+    assert "kubectl delete pvc" not in text
 
 
 def test_operator_looks_again_at_an_unbound_claim_with_growing_waits() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator.observe.claims import (
+    Claim,
     ClaimPhase,
-    are_for_one_node,
     mounted_claims,
     newest_warning,
     own_claims,
@@ -32,7 +32,12 @@ DELINK = Stage(1, "real", StageKind.DELINK)
     ],
 )
 def test_volume_is_for_one_node_unless_many_can_use_it(modes: list[str], one: bool) -> None:
-    assert are_for_one_node(modes) is one
+    assert Claim("c", modes=tuple(modes)).is_for_one_node is one
+
+
+@pytest.mark.parametrize(("modes", "one"), [(("ReadWriteOnce",), True), (("ReadWriteOnce", "ReadOnlyMany"), False)])
+def test_volume_that_pods_only_read_is_for_many_nodes_if_many_can_read_it(modes: tuple[str, ...], one: bool) -> None:
+    assert Claim("c", modes=modes, is_only_read=True).is_for_one_node is one
 
 
 def claim_body(**status: Any) -> dict[str, Any]:
@@ -44,12 +49,17 @@ def claim_body(**status: Any) -> dict[str, Any]:
 
 
 def test_modes_of_the_volume_count_once_there_is_one() -> None:
-    pending = read_claim(claim_body(phase="Pending"))
+    pending = read_claim(Claim("c"), claim_body(phase="Pending"))
     assert (pending.phase, pending.modes, pending.storage_class) == (ClaimPhase.PENDING, ("ReadWriteOnce",), "gp3")
     assert pending.provisioner == "ebs.csi.aws.com"
-    bound = read_claim(claim_body(phase="Bound", accessModes=["ReadWriteOnce", "ReadWriteMany"]))
+    bound = read_claim(Claim("c"), claim_body(phase="Bound", accessModes=["ReadWriteOnce", "ReadWriteMany"]))
     assert (pending.is_for_one_node, bound.is_for_one_node) == (True, False)
-    assert read_claim({"metadata": {"name": "c"}}).storage_class is None
+    assert read_claim(Claim("c"), {"metadata": {"name": "c"}}).storage_class is None
+
+
+def test_mode_that_a_claim_repeats_counts_once() -> None:
+    body = claim_body(phase="Pending", accessModes=["ReadWriteOnce"] * 50_000)
+    assert read_claim(Claim("c"), body).modes == ("ReadWriteOnce",)
 
 
 def test_newest_warning_is_told_without_harm() -> None:
@@ -79,10 +89,34 @@ def test_claims_of_a_stage_are_those_that_its_pods_mount() -> None:
             "template": {"spec": {"volumes": [{"name": "p", "persistentVolumeClaim": {"claimName": "phase"}}]}}
         },
     )
-    assert mounted_claims(job, FIRST) == ["sim-checkpoints", "text", "more"]
-    assert mounted_claims(job, LAST) == ["sim-checkpoints", "text", "more", "phase"]
-    assert mounted_claims(job, DELINK) == ["sim-checkpoints", "text", "more"]
-    assert (own_claims(job, FIRST, "p-0"), own_claims(job, LAST, "p-0")) == ([], ["p-0-offload"])
+    assert names(mounted_claims(job, FIRST)) == ["sim-checkpoints", "text", "more"]
+    assert names(mounted_claims(job, LAST)) == ["sim-checkpoints", "text", "more", "phase"]
+    assert names(mounted_claims(job, DELINK)) == ["sim-checkpoints", "text", "more"]
+    assert own_claims(job, FIRST, "p-0") == []
+    assert own_claims(job, LAST, "p-0") == [Claim("p-0-offload", volume="offload")]
+
+
+def names(claims: list[Claim]) -> list[str]:
+    return [claim.name for claim in claims]
+
+
+def claim_volume(name: str, claim: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim} | more}
+
+
+def test_claim_is_only_read_if_no_volume_of_the_pods_writes_it() -> None:
+    volumes = [claim_volume("a", "text", readOnly=True), claim_volume("b", "both", readOnly=True)]
+    volumes += [claim_volume("c", "both"), claim_volume("d", "sim-checkpoints", readOnly=True)]
+    job = make_job(spec__checkpoint={}, spec__pod={"template": {"spec": {"volumes": volumes}}})
+    found = {claim.name: claim.is_only_read for claim in mounted_claims(job, FIRST)}
+    assert found == {"sim-checkpoints": False, "text": True, "both": False}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../pods", "Text", "a" * 254, None])
+def test_name_that_no_claim_has_is_not_asked_for(name: Any) -> None:
+    """A request without a name is answered by a list, and one for `..` by another object."""
+    job = make_job(spec__checkpoint={}, spec__pod={"template": {"spec": {"volumes": [claim_volume("v", name)]}}})
+    assert names(mounted_claims(job, FIRST)) == ["sim-checkpoints"]
 
 
 def test_number_of_claims_that_are_read_is_bounded() -> None:

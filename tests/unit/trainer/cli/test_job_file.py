@@ -35,6 +35,8 @@ spec:
 """
 MISTAKES = {
     "a field that does not exist": ("    workers: 2", "    worker: 2", 16, 5, "worker"),
+    "a field of metadata that does not exist": ("{name: llm}", "{name: llm, lables: {}}", 3, 23, "metadata.lables"),
+    "a field beside the spec": ("kind: PseudoRealJob\n", "kind: PseudoRealJob\nspecs: {}\n", 1, 1, "specs"),
     "a value out of range": ("{step: 20}", "{step: 0}", 15, 13, "until.step"),
     "a field in a flow mapping": ("hiddenSize: 64", "hiddenSize: small", 5, 22, "hiddenSize"),
     "a field that is missing": ("  data: {path: corpus}", "  data: {pattern: x}", 6, 3, "data.path"),
