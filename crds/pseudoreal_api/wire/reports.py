@@ -61,7 +61,7 @@ class RankReport(_Said):
     doing: str = Field("", max_length=64, description="The collective that it waits in, or what it computes.")
     seconds: _Seconds = Field(description="Seconds since that activity began.")
     step: _Count = Field(description="Steps done, from the job's start.")
-    collectives: _Count = Field(0, description="Waits that it has left since the start of its process.")
+    collectives: _Count = Field(0, description="Waits that it has left, from trainers up to 0.3.0; nothing reads it.")
     busy_seconds: _Seconds | None = Field(
         None, description="Seconds that a step takes the rank outside of waits: the mean of the newest steps."
     )

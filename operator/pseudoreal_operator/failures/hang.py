@@ -9,7 +9,7 @@ Silence proves nothing: if no pod reports, the reports may not reach the operato
 pod that fell silent is suspected only of a hang that other pods report.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
@@ -223,9 +223,9 @@ def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
     Criteria, in this order: stopped or dead processes; ranks that do not wait while others do, the rank that is longest
-    in its state first; the lowest step; the fewest completed waits for others. The last criterion counts only when all
-    ranks wait in the same step, and says little about pipelines: ranks of different stages wait differently often by
-    design.
+    in its state first; one rank a step behind at least two others. Several ranks may be behind without fault: data
+    comes to a rank through other ranks, and the rank in between may be the one that is stopped. Of two ranks, the one
+    behind may lack a message that the other has not sent.
     """
     running = [sign for sign in signs if sign.activity != "ended"]
     halted = [sign for sign in running if sign.process in _HALTED]
@@ -234,10 +234,9 @@ def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     working = [sign for sign in running if sign.activity != "waiting"]
     if working and len(working) < len(running):
         return _longest_first(working)
-    behind = _lowest(running, lambda sign: sign.step)
-    if behind or working:
-        return behind
-    return _lowest(running, lambda sign: sign.collectives)
+    newest = max((sign.step for sign in running), default=0)
+    behind = [sign.rank for sign in running if sign.step < newest]
+    return behind if len(behind) == 1 and len(running) > 2 else []
 
 
 def stragglers(signs: Sequence[RankReport], factor: float) -> list[tuple[int, float]]:
@@ -253,12 +252,3 @@ def stragglers(signs: Sequence[RankReport], factor: float) -> list[tuple[int, fl
 
 def _longest_first(signs: Sequence[RankReport]) -> list[int]:
     return [sign.rank for sign in sorted(signs, key=lambda sign: -sign.seconds)]
-
-
-def _lowest(signs: Sequence[RankReport], value: Callable[[RankReport], int]) -> list[int]:
-    """Return the ranks with the lowest value; empty if all have the same."""
-    values = [value(sign) for sign in signs]
-    lowest = min(values, default=0)
-    return (
-        [] if all(v == lowest for v in values) else [s.rank for s, v in zip(signs, values, strict=True) if v == lowest]
-    )

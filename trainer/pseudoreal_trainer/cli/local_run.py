@@ -83,7 +83,8 @@ class LocalRun:
     def _run_process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
         """Run a pod's process; return its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
-        with errors.open("w") as log_file:
+        # Signals first: a KeyboardInterrupt right after the start of the pod would leave the pod running.
+        with errors.open("w") as log_file, _stop_requests() as requests:
             # A new session: Ctrl-C reaches only this process. This process then asks the pod to save and stop.
             pod = subprocess.Popen(
                 command,
@@ -93,11 +94,11 @@ class LocalRun:
                 text=True,
                 start_new_session=True,
             )
-            with _forward_signals(pod) as received:
-                assert pod.stdout is not None, "stdout is a pipe"
-                for line in pod.stdout:
-                    self._handle_line(line, log_file.write)
-                return pod.wait(), bool(received)
+            requests.pass_on_to(pod)
+            assert pod.stdout is not None, "stdout is a pipe"
+            for line in pod.stdout:
+                self._handle_line(line, log_file.write)
+            return pod.wait(), requests.received
 
     def _handle_line(self, line: str, keep: Callable[[str], object]) -> None:
         try:
@@ -108,19 +109,32 @@ class LocalRun:
             self.on_event(event)
 
 
+class _StopRequests:
+    """Handler of SIGINT and SIGTERM that passes each on to the pod as SIGTERM."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._pod: subprocess.Popen[str] | None = None
+
+    def pass_on_to(self, pod: subprocess.Popen[str]) -> None:
+        self._pod = pod
+        # A signal before this call found no pod to pass the signal on to.
+        if self.received:
+            pod.terminate()
+
+    def hear(self, *_: object) -> None:
+        self.received = True
+        if self._pod is not None:
+            self._pod.terminate()
+
+
 @contextmanager
-def _forward_signals(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """Forward SIGINT and SIGTERM of this process to the pod as SIGTERM; yields the list of signals received so far."""
-    received: list[int] = []
-
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        pod.terminate()
-
-    handled = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, forward) for number in handled]
+def _stop_requests() -> Iterator[_StopRequests]:
+    """Inside the context, `_StopRequests` handles SIGINT and SIGTERM of this process."""
+    requests, handled = _StopRequests(), (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, requests.hear) for number in handled]
     try:
-        yield received
+        yield requests
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)

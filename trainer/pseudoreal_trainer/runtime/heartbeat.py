@@ -96,8 +96,8 @@ class SideThread:
 
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _INDEX = {activity: index for index, activity in enumerate(_ACTIVITIES)}
-_RECORD = struct.Struct("<QIIB64sdQQdd")
-"""Layout of a record: number, pid, rank, activity, doing, since, step, waits, busy seconds, start of the save."""
+_RECORD = struct.Struct("<QIIB64sdQdd")
+"""Layout of a record: number, pid, rank, activity, doing, since, step, busy seconds, start of the save."""
 _PROCESSES = Path("/proc")
 _GONE = "X"
 _SAVED = struct.Struct("<d")
@@ -119,8 +119,6 @@ class HeartbeatRecord:
     """Start of the current `activity` with the current `doing`."""
     step: int
     """Training steps done since the job's start."""
-    waits: int
-    """Number of waits that have ended since the process started."""
     busy_seconds: float | None
     """Mean seconds of the newest steps, excluding waits for other ranks; None before the end of the first step."""
     save_began: float | None
@@ -145,13 +143,12 @@ class HeartbeatFile:
         doing: str,
         since: float,
         step: int,
-        waits: int,
         busy_seconds: float,
         save_began: float,
     ) -> None:
         """Write a record. `doing`: cut off after 64 bytes. `busy_seconds`, `save_began`: NaN for none."""
         self._number += 1
-        numbers = (since, step, waits, busy_seconds, save_began)
+        numbers = (since, step, busy_seconds, save_began)
         body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[activity], doing.encode(), *numbers)
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
@@ -173,7 +170,7 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
     found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
     if not found:
         return None
-    _, pid, rank, activity, doing, since, step, waits, busy, began = max(found)
+    _, pid, rank, activity, doing, since, step, busy, began = max(found)
     saved = _sound(content, _SAVED, _SAVED_BEGIN)
     return HeartbeatRecord(
         pid=pid,
@@ -182,7 +179,6 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
         doing=doing.rstrip(b"\0").decode(errors="replace"),
         since=since,
         step=step,
-        waits=waits,
         busy_seconds=None if isnan(busy) else busy,
         save_began=None if isnan(began) or (saved and saved[0] >= began) else began,
     )
@@ -238,7 +234,7 @@ class Heartbeat:
         self._activity: Activity = "starting"
         """Activity of the main thread while it does not wait."""
         self._doing = ""
-        self._step = self._waits = 0
+        self._step = 0
         self._waited = 0.0
         self._busy: deque[float] = deque(maxlen=_STEPS)
         self._busy_seconds = self._save_began = nan
@@ -265,11 +261,7 @@ class Heartbeat:
         The rank counts as waiting only while the other thread waits for other ranks. Raises the first failure of any
         thread: after a failure, the result may never come.
         """
-        if future.done():
-            # Counted as well: ranks with the same plan then end the same number of waits, however fast their threads
-            # are.
-            self._waits += 1
-        else:
+        if not future.done():
             begin = self._clock()
             self._wait_for(future, thread, begin)
             thread.stalled_seconds += self._clock() - begin
@@ -329,9 +321,8 @@ class Heartbeat:
     def _works_again(self, waited: float) -> None:
         """Report the end of a wait. `waited`: seconds of the wait that were spent on other ranks."""
         self._waited += waited
-        self._waits += 1
         self.working(self._doing)
 
     def _beat(self, activity: Activity, doing: str, since: float) -> None:
         if self._file is not None:
-            self._file.write(activity, doing, since, self._step, self._waits, self._busy_seconds, self._save_began)
+            self._file.write(activity, doing, since, self._step, self._busy_seconds, self._save_began)

@@ -60,7 +60,6 @@ def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankRep
         doing=record.doing,
         seconds=max(0.0, now - record.since),
         step=record.step,
-        collectives=record.waits,
         busy_seconds=record.busy_seconds,
         saving_seconds=None if record.save_began is None else max(0.0, now - record.save_began),
         process=process,

@@ -68,7 +68,7 @@ def integers(value: Any) -> list[int]:
 
 @given(
     progress=some(*(name for name in PROGRESS if name != "phase"), "validation_loss", "expert_load_max"),
-    rank=some("rank", "seconds", "step", "collectives", "busySeconds", "savingSeconds"),
+    rank=some("rank", "seconds", "step", "busySeconds", "savingSeconds"),
     checkpoint=some("step", "seconds"),
     layout=LAYOUTS,
 )

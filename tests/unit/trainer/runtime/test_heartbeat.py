@@ -63,14 +63,14 @@ def test_a_wait_is_recorded_at_its_start_and_at_its_end(heartbeat: Heartbeat, pa
             inside = _read(path)
             clock.now += 5
         after = _read(path)
-    assert (inside.activity, inside.doing, inside.since, inside.waits) == ("waiting", "gathers unit 1", 102.0, 0)
-    assert (after.activity, after.doing, after.since, after.waits) == ("computing", "a step", 107.0, 1)
+    assert (inside.activity, inside.doing, inside.since) == ("waiting", "gathers unit 1", 102.0)
+    assert (after.activity, after.doing, after.since) == ("computing", "a step", 107.0)
 
 
 def test_a_failed_wait_is_recorded_as_ended(heartbeat: Heartbeat, path: Path) -> None:
     with pytest.raises(RuntimeError), heartbeat.waiting("gathers unit 1"):
         raise RuntimeError("connection closed by peer")
-    assert (_read(path).activity, _read(path).waits) == ("starting", 1)
+    assert _read(path).activity == "starting"
 
 
 def test_busy_seconds_are_the_mean_time_of_the_newest_steps_without_waits(
@@ -115,16 +115,6 @@ def test_a_rank_that_waits_for_its_own_thread_computes_while_that_works(
     thread.join()
     assert [(record.activity, record.since) for record in found] == [("computing", 101.0), ("waiting", 104.0)]
     assert _read(path).busy_seconds == 1 + 3 + 4
-    assert _read(path).waits == 1
-
-
-def test_a_join_of_a_finished_thread_counts_as_a_wait(heartbeat: Heartbeat, path: Path) -> None:
-    """Ranks with the same plan count the same number of waits, regardless of the speed of their threads."""
-    done: Future[None] = Future()
-    done.set_result(None)
-    heartbeat.join(done, heartbeat.updates)
-    heartbeat.working("a step")
-    assert _read(path).waits == 1
 
 
 def test_time_that_the_main_thread_waits_for_other_threads_is_counted(
@@ -162,7 +152,7 @@ def test_joining_a_thread_raises_the_first_failure_of_any_thread(
     with pytest.raises(OSError, match="the disk has failed"):
         heartbeat.join(never, heartbeat.updates)
     thread.join()
-    assert _read(path).waits == 1
+    assert _read(path).activity == "starting"
 
 
 def test_a_save_lasts_until_the_thread_that_saves_says_so(heartbeat: Heartbeat, path: Path, clock: Clock) -> None:
@@ -212,7 +202,6 @@ def test_the_heartbeat_of_a_finished_phase_has_its_last_step_and_no_wait(config:
     assert {record.activity for record in seen} == {"computing"}
     last = _read(path)
     assert (last.step, last.activity, last.save_began) == (6, "computing", None)
-    assert last.waits > seen[-1].waits > 0
     assert last.busy_seconds is not None
     assert last.busy_seconds > 0
     heartbeat.ended()

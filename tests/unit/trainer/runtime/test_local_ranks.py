@@ -30,7 +30,7 @@ class Pod:
         self.ranks = [subprocess.Popen(["sleep", "1000"]) for _ in range(RANKS)]
         for number, process in enumerate(self.ranks):
             file = HeartbeatFile(PodFolder(folder).heartbeat(number), process.pid, number)
-            file.write("computing", "a step", 0.0, 1, 0, nan, nan)
+            file.write("computing", "a step", 0.0, 1, nan, nan)
         self.local_ranks = LocalRanks(PodFolder(folder), lambda: self.now)
 
     def end(self, number: int, outcome: Outcome | None) -> None:

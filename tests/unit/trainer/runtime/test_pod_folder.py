@@ -15,7 +15,7 @@ WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a
 
 
 def _begin(folder: PodFolder) -> None:
-    HeartbeatFile(folder.heartbeat(0), os.getpid(), 4).write("computing", "a step", 0.0, 7, 0, nan, nan)
+    HeartbeatFile(folder.heartbeat(0), os.getpid(), 4).write("computing", "a step", 0.0, 7, nan, nan)
 
 
 def test_files_of_ranks_before_a_restart_are_removed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laun
 def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None:
     rank = subprocess.Popen(["sleep", "1000"])
     try:
-        HeartbeatFile(launch.folder.heartbeat(0), rank.pid, 0).write("computing", "a step", 0.0, 1, 0, nan, nan)
+        HeartbeatFile(launch.folder.heartbeat(0), rank.pid, 0).write("computing", "a step", 0.0, 1, nan, nan)
         ended = run_ranks(launch, FIRST)
         assert ended is not None
         assert not ended.may_restart

@@ -16,7 +16,7 @@ import itertools, pathlib, sys
 from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 file = HeartbeatFile(pathlib.Path(sys.argv[1]), 1, 0)
 for number in itertools.count():
-    file.write("computing", str(number), float(number), number, number, 0.0, 0.0)
+    file.write("computing", str(number), float(number), number, 0.0, 0.0)
 """
 
 
@@ -33,8 +33,8 @@ def _doing(path: Path) -> str:
 
 def test_a_heartbeat_record_is_read_as_it_was_written(path: Path) -> None:
     file = HeartbeatFile(path, 7, 3)
-    file.write("waiting", "reduces unit 1", 102.5, 41, 9, 0.25, 100.0)
-    written = HeartbeatRecord(7, 3, "waiting", "reduces unit 1", 102.5, 41, 9, busy_seconds=0.25, save_began=100.0)
+    file.write("waiting", "reduces unit 1", 102.5, 41, 0.25, 100.0)
+    written = HeartbeatRecord(7, 3, "waiting", "reduces unit 1", 102.5, 41, busy_seconds=0.25, save_began=100.0)
     assert read_heartbeat(path) == written
     file.write_saved(108.0)
     assert read_heartbeat(path) == replace(written, save_began=None)
@@ -43,7 +43,7 @@ def test_a_heartbeat_record_is_read_as_it_was_written(path: Path) -> None:
 def test_a_truncated_record_is_ignored_in_favour_of_the_previous_one(path: Path) -> None:
     file = HeartbeatFile(path, 1, 0)
     for doing in ("first", "second"):
-        file.write("computing", doing, 0.0, 0, 0, nan, nan)
+        file.write("computing", doing, 0.0, 0, nan, nan)
     whole = path.read_bytes()
     assert _doing(path) == "second"
     for position in (128 * copy + offset for copy in range(2) for offset in (0, 8, 20, 90, 110)):
@@ -74,5 +74,5 @@ def test_a_reader_during_a_write_never_mixes_two_records(path: Path) -> None:
         writer.kill()
         writer.wait()
     found = [record for record in read if record is not None]
-    assert all(record.doing == str(record.step) and record.since == record.step == record.waits for record in found)
+    assert all(record.doing == str(record.step) and record.since == record.step for record in found)
     assert len(found) > 0.995 * len(read), "the file is between two records only for a moment"
