@@ -23,6 +23,8 @@ PEERS = frozenset(
         *("mlflow", "tensorboardX", "wandb"),  # loggers
         *("lm_eval", "transformers"),  # other implementations
         "lupa",  # runs Argo CD's health check
+        "check_jsonschema",
+        "pip",  # whose settings the builds of images take over
     }
 )
 """Packages that are in .venv, but not in the environment of `make run` and `make test-unit`, by the names of their

@@ -37,6 +37,7 @@ def change(repository: Path, name: str, old: str, new: str) -> None:
     (repository / name).write_text(text.replace(old, new))
 
 
+@pytest.mark.needs("check_jsonschema")
 def test_all_files_that_do_not_fit_are_named_at_once(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # without Go, schemas are all that is left
     for name, (old, new) in DEFECTS.items():

@@ -145,6 +145,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.needs("tokenizers")
 def test_every_package_of_the_trainer_has_a_licence(collected: Path) -> None:
     index = json.loads((collected / licences.INDEX).read_text())
     assert {canonicalize_name(one["name"]) for one in index} == locked(cpu_lock.SOURCE).keys()

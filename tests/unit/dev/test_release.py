@@ -267,6 +267,7 @@ def fake_buildah(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fails: str = 
     return log
 
 
+@pytest.mark.needs("pip")
 def test_an_image_of_all_platforms_becomes_one_archive(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +287,7 @@ def test_an_image_of_all_platforms_becomes_one_archive(
         assert "--label org.opencontainers.image.base.digest=sha256:" in line
 
 
+@pytest.mark.needs("pip")
 def test_a_platform_that_cannot_be_built_is_named(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_platform_that_cannot_be_built_is_named(
     assert "no such wheel" in capsys.readouterr().out
 
 
+@pytest.mark.needs("pip")
 def test_an_image_without_any_platform_is_an_error(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,6 +300,7 @@ def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeyp
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.needs("tokenizers")
 def test_a_tokenizer_that_cannot_be_read_is_a_sentence(shared: Reader, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     folder = str(shared.checkpoints / shared.manifest.name)

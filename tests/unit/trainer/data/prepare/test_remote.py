@@ -146,6 +146,7 @@ class TestPlaces:
         assert len(sizes) > 3
         assert max(sizes) <= 1000
 
+    @pytest.mark.needs("huggingface_hub")
     def test_the_command_prepares_a_dataset_of_the_hub_in_processes(self, hub: Hub, tmp_path: Path) -> None:
         hub.commits[FIRST] = {f"{n}.jsonl": corpora.json_lines(TEXTS) for n in range(2)}
         arguments = ["data", "prepare", DATASET, "--output", str(tmp_path / "tokens"), "--tokenizer", "bytes"]

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,10 @@ def test_whatever_a_stranger_sends_it_is_rejected_with_a_reason_and_the_workers_
         host = come(0)
         held.await_door()
         stranger = held.call()
-        try:
+        # The worker may have closed the connection before the end of either call.
+        with suppress(OSError):
             stranger.sendall(said(held))
             stranger.shutdown(socket.SHUT_WR)
-        except ConnectionError:
-            pass
         assert is_closed_by_peer(stranger)
         assert [met.result().rank for met in (host, come(1))] == [0, 1]
     told = capsys.readouterr().out
