@@ -169,6 +169,8 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={self._pki('accounts.key')}",
             f"--service-account-signing-key-file={self._pki('accounts.key')}",
+            # Without nodes nothing uses the Service `kubernetes`, and it may not lead to an address of loopback.
+            *([] if self.site.has_nodes else ["--endpoint-reconciler-type=none"]),
             *self._arguments,
             f"--cert-dir={self.directory}",
         ]

@@ -107,7 +107,11 @@ def _rejected(status_body: Json, details: Json, target: Target) -> CommandError:
 def _cause(cause: Json) -> str:
     field, message = cause.get("field") or "", sanitize(cause.get("message") or "")
     message = message.removeprefix('Invalid value: "object": ').removeprefix('Invalid value: "array": ')
-    return message if field in ("", "<nil>") or message.startswith(field) else f"{field}: {message}"
+    if field in ("", "<nil>"):
+        return message
+    # From Kubernetes 1.37 on, a rule's message follows without "object" or "array".
+    stated = message.removeprefix("Invalid value: ")
+    return stated if stated.startswith(field) else f"{field}: {message}"
 
 
 def _read_status(text: str) -> Json:

@@ -46,6 +46,7 @@ def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
     causes = [
         {"field": "spec.phases[0].workers", "message": "Invalid value: 0: must be greater"},
         {"field": "spec", "message": 'Invalid value: "object": spec.model.layers 3 is odd'},
+        {"field": "spec", "message": "Invalid value: spec.model.layers 5 is odd"},  # Kubernetes 1.37
         {"field": "<nil>", "message": "alone"},
     ]
     said = json.dumps({"message": "is invalid", "details": {"causes": causes}})
@@ -54,6 +55,7 @@ def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
     assert refusal.causes == [
         "spec.phases[0].workers: Invalid value: 0: must be greater",
         "spec.model.layers 3 is odd",
+        "spec.model.layers 5 is odd",
         "alone",
     ]
     assert refusal.exit_code == 78

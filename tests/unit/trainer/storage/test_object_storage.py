@@ -1,6 +1,7 @@
 """Checkpoints on a real S3-compatible server: bit for bit the same state as on a file system."""
 
 import gc
+import importlib
 import json
 import os
 import re
@@ -468,6 +469,6 @@ def test_a_pod_says_what_is_missing(remote: Bucket, delink_of: Any, tmp_path: Pa
 def test_object_storage_without_its_packages_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # fsspec may have found it already.
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     with pytest.raises(StorageUnavailable, match=r"needs packages that are not installed; run pip install '\.\[s3\]'"):
         ObjectStorage(ObjectPath("s3://bucket")).exists()

@@ -86,6 +86,7 @@ def written(phase: PhaseConfig) -> dict[str, dict[int, str]]:
     return found
 
 
+@pytest.mark.needs("tensorboardX")
 def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -> None:
     phase = crashed({"type": "TensorBoard"})
     shown = shown_by_tensorboard(Path(phase.work_directory) / "tensorboard")
@@ -169,6 +170,7 @@ def test_a_resumed_mlflow_run_is_shown_as_running(
     assert states == ["RUNNING", "RUNNING"]
 
 
+@pytest.mark.needs("wandb")
 def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConfig]) -> None:
     phase = crashed({"type": "WeightsAndBiases", "weightsAndBiases": {"project": "tests", "mode": "Offline"}})
     files = sorted((Path(phase.work_directory) / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -239,6 +241,7 @@ class Broken:
         raise AssertionError("it was given up")
 
 
+@pytest.mark.needs("tensorboardX")
 def test_a_sink_that_fails_is_given_up_and_training_goes_on(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
