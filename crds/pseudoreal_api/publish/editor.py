@@ -92,8 +92,8 @@ def _share(schema: Json) -> tuple[Json, Json]:
 
 
 def _with_children(node: Json, name: str, build: Callable[[Json, str], Json]) -> Json:
-    """Return the node with each child as `build` makes it. `name`: field of the node, which is also that of the items
-    of a list and of the values of a map."""
+    """Return the node with each child replaced by the result of `build`. `name`: name of the node's field; items of a
+    list and values of a map have the same name."""
     out = dict(node)
     if "properties" in node:
         out["properties"] = {child: build(value, child) for child, value in node["properties"].items()}

@@ -16,12 +16,12 @@ def give_back(folder: Path = paths.REPOSITORY) -> None:
     owner = folder.stat()
     if os.geteuid() != 0 or owner.st_uid == 0:
         return
-    for place, folders, files in os.walk(folder):
+    # By descriptor: the owner could put a link to a folder of root in place of a folder meanwhile.
+    for _, folders, files, place in os.fwalk(folder):
         for name in (*folders, *files):
-            path = os.path.join(place, name)
             with suppress(OSError):  # the file may be gone, or on a file system without owners
-                found = os.lstat(path)
+                found = os.stat(name, dir_fd=place, follow_symlinks=False)
                 # uv links files from its cache, which stays root's; who owns the folder can replace such a file.
                 is_shared = not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1
                 if found.st_uid == 0 and not is_shared:
-                    os.lchown(path, owner.st_uid, owner.st_gid)
+                    os.chown(name, owner.st_uid, owner.st_gid, dir_fd=place, follow_symlinks=False)

@@ -70,7 +70,8 @@ class Fit:
     obstacles: dict[str, str] = field(default_factory=dict)
     """Node -> reason why no pod fits there now; pods may fit if the node is empty."""
     domains: dict[str, str] = field(default_factory=dict)
-    """Node -> its topology domain; empty if the pods may be on any nodes."""
+    """Node -> its topology domain. With a claim that keeps all pods on one node, each node is a domain of its own; with
+    neither a topology nor such a claim, the mapping is empty."""
     is_in_one_domain: bool = False
     """Whether all pods must be in one domain."""
 

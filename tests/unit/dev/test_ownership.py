@@ -1,4 +1,4 @@
-"""After `sudo make demo`, the owner of the checkout goes on without sudo; a full disk ends with a sentence."""
+"""`sudo make demo` leaves no file of root in the checkout of a user; a full disk ends a command with a sentence."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def test_what_root_wrote_belongs_to_the_owner_of_the_checkout(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_checkout_of_root_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(os, "lchown", lambda *_: pytest.fail("a file was given away"))
+    monkeypatch.setattr(os, "chown", lambda *_, **__: pytest.fail("a file was given away"))
     ownership.give_back(tmp_path)
 
 

@@ -102,7 +102,7 @@ def diagnose_start(world: int, nodes: Nodes, seconds: float) -> Diagnosis:
 
 
 def diagnose_silent_leader(nodes: Nodes, seconds: float) -> Diagnosis:
-    """Return the diagnosis that a rank makes itself if rank 0 sends none within `seconds`: rank 0 is at fault."""
+    """Return the diagnosis of a rank to which rank 0 has sent no diagnosis for `seconds`: rank 0 is at fault."""
     return Diagnosis(broken=[_silent_fault(0, nodes, seconds)])
 
 

@@ -218,8 +218,10 @@ def _beginning(path: ObjectPath, found: bytes | Exception) -> bytes | None:
 
 @contextmanager
 def _asking(path: ObjectPath, *, only_bucket: bool = False) -> Iterator[Any]:
-    """Yield the fsspec file system, and translate its errors, which have no common base class, into the errors of
-    `Storage`. `only_bucket`: only the bucket can be missing."""
+    """Yield the fsspec file system of the path, and raise the errors of `Storage` in place of the file system's own.
+
+    `only_bucket`: "not found" means the bucket, because the request writes an object or lists the bucket.
+    """
     try:
         yield services.file_system(path.url)
     except FileExistsError as error:
@@ -230,7 +232,7 @@ def _asking(path: ObjectPath, *, only_bucket: bool = False) -> Iterator[Any]:
         raise
     except StorageUnavailable:
         raise
-    except Exception as error:
+    except Exception as error:  # file systems' errors have no common base class
         raise hub.unavailable(path.url, error) from error
 
 

@@ -25,7 +25,7 @@ number."""
 _SILENCE = 60.0
 """Seconds without any byte from the hub after which a request has failed. Its library lists without a limit."""
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
-"""Seconds until requests are allowed again, in the header RateLimit."""
+"""Pattern in the header RateLimit. Group 1: seconds until requests are allowed again."""
 
 
 class StorageUnavailable(TrainingError):

@@ -153,7 +153,7 @@ def test_volume_of_another_node_is_named(conflict: str) -> None:
 
 
 def test_affinity_of_another_origin_is_not_blamed_on_a_volume() -> None:
-    """The scheduler says the same where a topology, or the user's template, keeps pods together."""
+    """The scheduler gives the same message if a topology or the user's template keeps the pods together."""
     world = waiting_world(TOO_FEW, spec__scheduling={"topology": {"required": "topology.kubernetes.io/zone"}})
     scratch = Claim("sim-pseudo-e1-0-scratch", ClaimPhase.BOUND, ("ReadWriteOnce",), volume="scratch")
     text = condition(world, replace(PENDING, phase=ClaimPhase.BOUND), scratch)[2]

@@ -114,7 +114,7 @@ def test_claim_is_only_read_if_no_volume_of_the_pods_writes_it() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../pods", "Text", "a" * 254, None])
 def test_name_that_no_claim_has_is_not_asked_for(name: Any) -> None:
-    """A request without a name is answered by a list, and one for `..` by another object."""
+    """The API server answers a request for an empty name with a list, and a request for `..` with another object."""
     job = make_job(spec__checkpoint={}, spec__pod={"template": {"spec": {"volumes": [claim_volume("v", name)]}}})
     assert names(mounted_claims(job, FIRST)) == ["sim-checkpoints"]
 

@@ -309,7 +309,7 @@ class TestFaults:
     def test_a_file_that_is_shorter_than_it_was_has_changed(
         self, place: str, web: FileServer, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server refuses a range after its end."""
+        """The server then refuses to send a range that begins after the end of the file."""
         monkeypatch.setattr(files, "_BLOCK", 64)
         lines = corpora.json_lines(TEXTS)
         url = f"{web.url}/a.jsonl" if place == "web" else f"{bucket.url}/a.jsonl"
