@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import structlog
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from pseudoreal_api.names import work_directory
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
@@ -79,8 +83,6 @@ def quiet() -> None:
 
 
 def _train(link: Link, place: Place) -> None:
-    import os
-
     import torch
     from pseudoreal_trainer.checkpoint.delink import delink
     from pseudoreal_trainer.data.token_corpus import open_corpus
@@ -105,7 +107,7 @@ def _train(link: Link, place: Place) -> None:
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
         peaks.append(_status("VmHWM") - begin)
     every = 1 if link.end == link.run.steps else _FEWER_WINDOWS
-    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, folder, every)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     record = Trained(
         steps=len(seconds) + 1,
@@ -123,7 +125,7 @@ def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
     return [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]
 
 
-def _validation_loss(config: PhaseConfig, folder: Path, every: int) -> tuple[float, int]:
+def _validation_loss(config: PhaseConfig, every: int) -> tuple[float, int]:
     """Return the mean loss in nats per token over one in `every` windows of the validation text, and their tokens.
 
     Computed by the reference model, many windows at a time; the engine measures one window at a time.
@@ -138,7 +140,9 @@ def _validation_loss(config: PhaseConfig, folder: Path, every: int) -> tuple[flo
     manifest = store.whole(store.committed(config.phase)[-1])
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, store.reader(manifest))
-    windows = _windows(Path(config.data.validation.sets[0].path))[::every]
+    files = config.data.validation.sets[0].path
+    assert files is not None, "`Link.spec` names the validation set's folder"
+    windows = torch.from_numpy(_windows(Path(files))[::every])
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         for batch in windows.split(_WINDOWS_AT_ONCE):
@@ -148,14 +152,10 @@ def _validation_loss(config: PhaseConfig, folder: Path, every: int) -> tuple[flo
     return float(total) / tokens, tokens
 
 
-def _windows(folder: Path) -> "torch.Tensor":
+def _windows(folder: Path) -> NDArray[np.int64]:
     """Return the windows of a folder of native token files, [W, sequence + 1]; neighbours share a token."""
-    import numpy as np
-    import torch
-
-    shards = [np.fromfile(path, np.uint16) for path in sorted(folder.glob("*.bin"))]
-    tokens = torch.from_numpy(np.concatenate(shards).astype(np.int64))
-    return tokens.unfold(0, SEQUENCE + 1, SEQUENCE)
+    tokens = np.concatenate([np.fromfile(path, np.uint16) for path in sorted(folder.glob("*.bin"))])
+    return sliding_window_view(tokens, SEQUENCE + 1)[::SEQUENCE].astype(np.int64)
 
 
 def _status(key: str) -> int:
