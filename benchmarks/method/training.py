@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -90,7 +89,6 @@ def _train(link: Link, place: Place) -> None:
     from pseudoreal_trainer.training.phase import train_phase
 
     quiet()
-    os.nice(15)
     torch.set_num_threads(1)
     folder, job = place.folder(link), link.job(place.data(link))
     peaks = []
