@@ -1,0 +1,159 @@
+"""Pictures of docs/method.md, as SVG."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.method import costs
+from benchmarks.method.analysis import RATIOS, Comparison, Kind, Trial, kind_of
+from benchmarks.method.arms import ARMS, Study
+from benchmarks.method.intervals import Estimate
+from benchmarks.method.marks import Mark
+from benchmarks.method.trend import Trend
+
+_COLOURS: dict[Kind, tuple[str, ...]] = {
+    "unshared": ("black",),
+    "delinked": ("#1f77b4", "#17becf", "#08306b", "#2ca02c", "#9467bd"),
+    "shared throughout": ("#7f7f7f", "#bcbd22"),
+    "grown": ("#d62728", "#ff7f0e"),
+    "upcycled": ("#e377c2",),
+    "small": ("#8c564b",),
+}
+_TICKS = (1, 2, 3, 5, 10, 20)
+
+
+def draw_decision(comparisons: Sequence[Comparison], marks: Sequence[Mark], path: Path) -> None:
+    """Draw the speed-up in seconds against the cost ratio, a panel for each study and a line for each arm."""
+    figure, panels = _figure(path, 1, len(comparisons), (6.6, 7.2))
+    for axes, comparison in zip(panels[0], comparisons, strict=True):
+        for trial in comparison.trials:
+            _draw_speed_up(axes, trial)
+        _draw_marks(axes, [mark for mark in marks if mark.study == comparison.study])
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20) if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel="cost of a real step ÷ cost of a pseudo step", xlim=(1, 20))
+        axes.set_title(f"{comparison.study}, {_size(comparison)}")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False)
+    panels[0][0].set_ylabel("speed-up in seconds to the loss of unshared training")
+    _save(figure, path)
+
+
+def _draw_speed_up(axes: Axes, trial: Trial) -> None:
+    found = [estimate for ratio in RATIOS if (estimate := trial.speed_up(costs.by_seconds(ratio))) is not None]
+    means, colour = [one.mean for one in found], colour_of(trial)
+    limit = costs.largest_ratio(trial.shares) or RATIOS[-1]
+    inside = [ratio for ratio in RATIOS if ratio <= limit]
+    is_bound = any(one.at_most for one in found)
+    label = f"{trial.arm.name} ({'at most' if is_bound else 'at least'})" if _has_bound(found) else trial.arm.name
+    axes.plot(inside, means[: len(inside)], color=colour, linestyle="--" if _has_bound(found) else "-", label=label)
+    axes.plot(RATIOS[len(inside) - 1 :], means[len(inside) - 1 :], color=colour, linestyle=":")
+    if found[0].low is not None:
+        lows = [max(one.low or 0.0, 1e-2) for one in found]
+        axes.fill_between(RATIOS, lows, [one.high or 0.0 for one in found], color=colour, alpha=0.12, linewidth=0)
+
+
+def _has_bound(found: Sequence[Estimate]) -> bool:
+    return any(one.at_most or one.at_least for one in found)
+
+
+def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
+    for mark in marks:
+        if mark.ratio >= RATIOS[0]:
+            axes.axvline(mark.ratio, color="black", linewidth=0.6, linestyle=(0, (1, 3)))
+            axes.annotate(
+                f"{mark.name} ({mark.origin}, {mark.ratio:.2g})",
+                (mark.ratio, 0.99),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(3, 0),
+                textcoords="offset points",
+                rotation=90,
+                va="top",
+                fontsize=7,
+            )
+
+
+def _size(comparison: Comparison) -> str:
+    return f"{comparison.trials[0].parameters:,} parameters without the embedding"
+
+
+def draw_curves(trials: Sequence[Trial], path: Path) -> None:
+    """Draw loss against tokens, a panel for each study and width; bars are intervals over seeds."""
+    sizes = [*dict.fromkeys((trial.study, trial.width) for trial in trials)]
+    figure, panels = _figure(path, 1, len(sizes), (4.6, 5.6))
+    for axes, (study, width) in zip(panels[0], sizes, strict=True):
+        own = [trial for trial in trials if (trial.study, trial.width) == (study, width)]
+        for trial in own:
+            curve = trial.mean_curve
+            axes.plot(
+                curve.tokens, curve.losses, color=colour_of(trial), marker="o", markersize=3, label=trial.arm.name
+            )
+        axes.set_xscale("log")
+        ticks = sorted({tokens for trial in own for tokens in trial.mean_curve.tokens})
+        axes.set_xticks(ticks, [f"{tokens / 1e6:.2g} M" for tokens in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel="tokens", title=f"{study}, {own[0].parameters:,} parameters")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), fontsize=7, frameon=False)
+    panels[0][0].set_ylabel("validation loss, nats per token")
+    _save(figure, path)
+
+
+def draw_trends(trends: dict[Study, dict[str, Trend]], path: Path) -> None:
+    """Draw the paired differences by size, a panel for each study, with the lines through them."""
+    figure, panels = _figure(path, 1, len(trends), (6.0, 5.0))
+    for axes, (study, arms) in zip(panels[0], trends.items(), strict=True):
+        for name, trend in arms.items():
+            colour = _colour(study, name)
+            for sample in trend.samples:
+                axes.plot(
+                    [sample.parameters] * len(sample.differences), sample.differences, ".", color=colour, alpha=0.35
+                )
+                axes.plot(sample.parameters, sample.mean, "o", color=colour)
+            ends = [trend.samples[0].parameters, trend.samples[-1].parameters]
+            axes.plot(ends, [trend.at(end) for end in ends], color=colour, label=name)
+        axes.axhline(0, color="black", linewidth=1)
+        axes.set_xscale("log")
+        ticks = sorted({sample.parameters for trend in arms.values() for sample in trend.samples})
+        axes.set_xticks(ticks, [f"{tick / 1000:.0f} k" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlabel="parameters without the embedding", title=study)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False)
+    panels[0][0].set_ylabel("loss minus that of unshared training, nats")
+    _save(figure, path)
+
+
+def colour_of(trial: Trial) -> str:
+    return _colour(trial.study, trial.arm.name)
+
+
+def _colour(study: Study, name: str) -> str:
+    arm = next(arm for arm in ARMS[study] if arm.name == name)
+    alike = [one.name for one in ARMS[study] if kind_of(one) == kind_of(arm)]
+    colours = _COLOURS[kind_of(arm)]
+    return colours[alike.index(name) % len(colours)]
+
+
+def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
+    # Equal numbers give an equal file.
+    matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
+    plt.switch_backend("svg")
+    figure, panels = plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False)
+    return figure, [[*row] for row in panels]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
