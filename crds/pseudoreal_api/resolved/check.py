@@ -41,11 +41,6 @@ def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
     layers, where = layers_of(spec, phase), f"spec.phases[{phase.name}]"
     if layers > most:
         raise UnresolvableJob(f"{where}.layers {layers} must be at most spec.model.layers {most}; lower it")
-    if layers < most and index == len(spec.phases) - 1:
-        raise UnresolvableJob(
-            f"{where}.layers {layers} must be spec.model.layers {most}, as the phase is the last one; leave it out, or"
-            " add a phase that has all layers"
-        )
     if index == 0:
         if phase.growth is not None:
             raise UnresolvableJob(

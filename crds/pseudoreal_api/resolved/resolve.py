@@ -230,6 +230,14 @@ def growth_pattern(phase: Phase) -> GrowthPattern:
     return (phase.growth or Growth()).pattern
 
 
+def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
+    """Return a phrase such as "grown from 4 to 12 layers (Stack)"; None if the phase at `index` does not grow."""
+    if not grows(spec, index):
+        return None
+    before, phase = spec.phases[index - 1 : index + 1]
+    return f"grown from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})"
+
+
 def model_of(spec: PseudoRealJobSpec, phase: Phase) -> Model:
     """Return the model that the phase trains: spec.model with the phase's layers. What spec.model says of further
     layers does not apply."""

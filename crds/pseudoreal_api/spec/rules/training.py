@@ -10,7 +10,8 @@ _LACKS = (
 _NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
 
 
-# Rules on a phase with `layers` of its own are in resolved/check.py: the CRD has no room for them.
+# Other rules on a phase with `layers` of its own are in resolved/check.py: the CRD has no room for them.
+_LAST = "self.phases[size(self.phases) - 1]"
 
 
 def blocks_of(phase: str) -> str:
@@ -136,6 +137,14 @@ TRAINING_RULES = (
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
         "spec.phases: the name %s is used by more than one phase; names must differ",
         "self.phases.filter(p, !self.phases.exists_one(q, q.name == p.name))[0].name",
+    ),
+    on_job(
+        # Not in check.py: the operator checks the phases up to the present one, whatever is wrong with later ones.
+        f"!has({_LAST}.layers) || {_LAST}.layers == self.model.layers",
+        "spec.phases[%s].layers %d must be spec.model.layers %d, as the phase is the last one; leave it out",
+        f"{_LAST}.name",
+        f"{_LAST}.layers",
+        "self.model.layers",
     ),
     on_each_phase(
         f"has(p.layers) || self.model.layers % {blocks_of('p')} == 0",
