@@ -82,7 +82,7 @@ def _decays(one: Planned) -> list[tuple[float, Link]]:
 
 def _is_known(one: Planned, budget: float, results: Sequence[Result]) -> bool:
     run = one.run
-    wanted = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate, budget)
+    wanted = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate, budget * run.fraction)
     return any(wanted == (r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results)
 
 
@@ -95,7 +95,7 @@ def _result(one: Planned, budget: float, decay: Link, trained: Trained, trained_
         arm=one.run.arm.name,
         seed=one.run.seed,
         rate=one.run.rate,
-        budget=budget,
+        budget=budget * one.run.fraction,
         steps=decay.end,
         tokens=decay.end * TOKENS_OF_A_STEP,
         loss=trained.loss,

@@ -32,6 +32,8 @@ class Run:
     seed: int
     rate: float
     text: str
+    fraction: float = 1.0
+    """Steps of this run, as a fraction of the full budget; the arm's stages are fractions of these steps."""
 
     @property
     def own_width(self) -> int:
@@ -39,7 +41,12 @@ class Run:
 
     @property
     def steps(self) -> int:
-        return arms.full_steps(self.study, self.width)
+        return round(self.fraction * arms.full_steps(self.study, self.width))
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the rate rises, the same at each fraction."""
+        return max(1, round(arms.WARMUP * arms.full_steps(self.study, self.width)))
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Link:
             },
             "optimizer": {
                 "learningRate": decimal(self.run.rate),
-                "warmupSteps": self.warmup_steps,
+                "warmupSteps": self.run.warmup_steps,
                 **self._schedule(),
             },
             "precision": {"compute": "float32"},
@@ -97,14 +104,10 @@ class Link:
         }
         return spec | ({"delink": {"noise": NOISE}} if self._copies_experts else {})
 
-    @property
-    def warmup_steps(self) -> int:
-        return max(1, round(arms.WARMUP * self.run.steps))
-
     def _schedule(self) -> dict[str, str]:
         if self.decay_from is None:
             return {"schedule": "Constant"}
-        share = (self.end - self.decay_from) / (self.end - self.warmup_steps)
+        share = (self.end - self.decay_from) / (self.end - self.run.warmup_steps)
         return {"schedule": "WarmupStableDecay", "decayFraction": decimal(share), "finalFraction": "0"}
 
     def _phase(self, stage: Stage, model: dict[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
 
 def _tuning(study: Study, arm: Arm, results: Sequence[Result]) -> Iterator[Planned]:
     for rate in next_rates(tuning_losses(study, arm.name, results)):
-        run = Run(study, arm, arms.TUNED_WIDTH[study], arms.TUNING_SEED, rate, TUNING.name)
-        yield Planned("tuning", run, (arms.TUNED_FRACTION,))
+        run = Run(study, arm, arms.TUNED_WIDTH, arms.TUNING_SEED, rate, TUNING.name, arms.TUNED_FRACTION)
+        yield Planned("tuning", run, (1.0,))
 
 
 def _compared(study: Study, size: Size, results: Sequence[Result]) -> Iterator[Planned]:
@@ -55,4 +55,5 @@ def rate_of(study: Study, arm: Arm, results: Sequence[Result]) -> float | None:
 
 def tuning_losses(study: Study, name: str, results: Sequence[Result]) -> dict[float, float]:
     """Return rate -> validation loss of the runs that choose the rate of the arm `name`."""
-    return {r.rate: r.loss for r in results if (r.study, r.role, r.arm) == (study, "tuning", name)}
+    wanted = (study, "tuning", arms.TUNED_WIDTH, name)
+    return {r.rate: r.loss for r in results if (r.study, r.role, r.width, r.arm) == wanted}

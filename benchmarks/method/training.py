@@ -18,7 +18,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pydantic import BaseModel
 
-from benchmarks.method.arms import SEQUENCE
+from benchmarks.method.arms import SEQUENCE, full_steps
 from benchmarks.method.chain import NAME, Link
 from tests.support.processes import Forked, preload
 
@@ -104,7 +104,7 @@ def _train(link: Link, place: Place) -> None:
         message = train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
         peaks.append(_status("VmHWM") - begin)
-    every = 1 if link.end == link.run.steps else _FEWER_WINDOWS
+    every = 1 if link.end == full_steps(link.run.study, link.run.width) else _FEWER_WINDOWS
     loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     record = Trained(
