@@ -1,4 +1,5 @@
-"""Train the registered arms and write docs/data/method.csv: `python -m benchmarks.method`.
+"""Train the registered arms and write docs/data/method.csv, `python -m benchmarks.method train`; write docs/method.md
+from it, `python -m benchmarks.method report`.
 
 Training continues where it ended: every trained job stays in the scratch folder, and every result in the CSV file.
 """
@@ -22,9 +23,24 @@ from benchmarks.method.training import Place, Trained, quiet, train
 _AT_A_TIME = 2
 
 
-@click.command()
+@click.group()
+def main() -> None:
+    """Trials of the method: does a pseudo phase pay?"""
+
+
+@main.command("report")
+def report() -> None:
+    """Write docs/method.md, its pictures and the evidence for advice from docs/data/method.csv."""
+    # Training needs neither matplotlib nor the planner.
+    from benchmarks.method.report import REPORT, write_report
+
+    write_report(read_results())
+    progress.note(f"wrote {REPORT}")
+
+
+@main.command("train")
 @click.option("--scratch", type=click.Path(path_type=Path), default=Path("benchmark-results/method"), show_default=True)
-def main(scratch: Path) -> None:
+def train_arms(scratch: Path) -> None:
     """Train what is not trained yet."""
     quiet()
     place = Place(scratch.resolve(), scratch.resolve() / "texts")

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import isfinite
 from statistics import median
@@ -11,7 +12,7 @@ from typing import Literal
 from benchmarks.method import costs
 from benchmarks.method.arms import ARMS, BUDGETS, SIZES, Arm, Study, parameters
 from benchmarks.method.costs import Price, Share, Spending
-from benchmarks.method.curves import Curve, difference_at_equal_cost, mean_curve, speed_up
+from benchmarks.method.curves import Curve, Meeting, difference_at_equal_cost, mean_curve, meeting
 from benchmarks.method.intervals import Estimate, estimate
 from benchmarks.method.results import Result, Role
 from benchmarks.method.schedule import rate_of
@@ -63,14 +64,18 @@ class Trial:
     def parameters(self) -> int:
         return parameters(self.study, self.width)
 
-    @property
+    @cached_property
     def shares(self) -> list[Share]:
         return costs.shares(self.study, self.width, self.arm)
 
-    @property
+    @cached_property
     def paired(self) -> list[tuple[Curve, Curve]]:
         """Curves of the arm and of unshared training, for each seed that both have."""
         return [(self.curves[seed], self.unshared[seed]) for seed in sorted(self.curves.keys() & self.unshared.keys())]
+
+    @cached_property
+    def meetings(self) -> list[Meeting]:
+        return [meeting(arm, unshared) for arm, unshared in self.paired]
 
     @property
     def mean_curve(self) -> Curve:
@@ -92,12 +97,15 @@ class Trial:
 
     def speed_up(self, price: Price = costs.by_tokens) -> Estimate | None:
         """Return the primary endpoint, the speed-up to the final loss of unshared training; None without pairs."""
-        found = [speed_up(arm, unshared, self._spending(price)) for arm, unshared in self.paired]
-        if not found:
+        if not self.meetings:
             return None
-        bounds = {one.bound for one in found}
-        values = [one.value for one in found]
+        spending, bounds = self._spending(price), {one.bound for one in self.meetings}
+        values = [one.speed_up(spending) for one in self.meetings]
         return estimate(values, at_most="at most" in bounds, at_least="at least" in bounds)
+
+    def speed_up_in_seconds(self, ratio: float) -> Estimate | None:
+        """Return the speed-up where a real step costs `ratio` pseudo steps; None without pairs."""
+        return self.speed_up(costs.by_seconds(ratio))
 
     def _spending(self, price: Price) -> Spending:
         return costs.spending(self.shares, price)
@@ -153,10 +161,22 @@ class Comparison:
         return [trial for trial in self.trials if trial.kind in kinds]
 
     @property
+    def parameters(self) -> int:
+        return parameters(self.study, self.width)
+
+    @property
     def missing_controls(self) -> list[str]:
         """Names of the controls of the plan that are not trained."""
         trained = {trial.arm.name for trial in self.trials}
         return [arm.name for arm in ARMS[self.study] if kind_of(arm) in CONTROLS and arm.name not in trained]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all arms that carry the conclusion have the seeds of the plan."""
+        size = next(size for size in SIZES[self.study] if size.width == self.width)
+        seeds = {trial.arm.name: len(trial.paired) for trial in self.trials}
+        primary = [arm for arm in ARMS[self.study] if arm.is_primary and arm is not costs.unshared(self.study)]
+        return all(seeds.get(arm.name, 0) >= size.seeds for arm in primary)
 
     def per_token(self, trial: Trial) -> Verdict:
         """Return the plan's verdict on the speed-up in tokens."""
@@ -177,12 +197,10 @@ class Comparison:
         there is no yes. A value that is only a bound decides where it can: a control that has at most some speed-up
         makes no arm a no, and an arm that has at most some speed-up is no yes.
         """
-        price = costs.by_seconds(ratio)
-        found = trial.speed_up(price)
+        found = trial.speed_up_in_seconds(ratio)
         assert found is not None, "trials of a comparison have pairs"
-        rivals = [
-            one for control in self.of_kind(*CONTROLS) if control is not trial and (one := control.speed_up(price))
-        ]
+        controls = [control for control in self.of_kind(*CONTROLS) if control is not trial]
+        rivals = [speed for control in controls if (speed := control.speed_up_in_seconds(ratio))]
         surpassed = max([1.0, *(rival.mean for rival in rivals if not rival.at_most)])
         if found.high is not None and found.high < surpassed and not found.at_least:
             return "no"
@@ -200,6 +218,18 @@ def comparisons(found: Sequence[Trial]) -> list[Comparison]:
         if trial.paired and trial.kind != "unshared":
             by_size[trial.study, trial.width].append(trial)
     return [Comparison(study, width, tuple(own)) for (study, width), own in by_size.items()]
+
+
+def leading(compared: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparison of each study from which the page answers: the largest complete size that has all arms, or
+    the first such size while none is complete."""
+    found = []
+    for study, sizes in SIZES.items():
+        own = {one.width: one for one in compared if one.study == study}
+        whole = [own[size.width] for size in sizes if size.all_arms and size.width in own]
+        if whole:
+            found.append(max((one for one in whole if one.is_complete), key=lambda one: one.width, default=whole[0]))
+    return found
 
 
 def ranges(found: Sequence[tuple[float, str]], wanted: str) -> list[tuple[float, float]]:

@@ -60,25 +60,30 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class SpeedUp:
-    value: float
-    bound: Bound | None = None
-
-
-def speed_up(arm: Curve, unshared: Curve, spending: Spending) -> SpeedUp:
-    """Return how many times cheaper an arm reaches a loss than unshared training with the same seed.
+class Meeting:
+    """Where an arm and unshared training with the same seed have the same loss, as fractions of the full budget.
 
     The loss is the final loss of unshared training; if the arm does not reach it, the final loss of the arm, which
-    unshared training reaches earlier. `spending`: the arm's, over fractions of the full budget.
+    unshared training reaches earlier.
     """
+
+    arm: float
+    unshared: float
+    bound: Bound | None = None
+    """Kind of bound that the ratio of the fractions is; None if both curves were read between their budgets."""
+
+    def speed_up(self, spending: Spending) -> float:
+        """Return how many times cheaper the arm reaches the loss. `spending`: the arm's."""
+        return self.unshared / spending.until(self.arm)
+
+
+def meeting(arm: Curve, unshared: Curve) -> Meeting:
     reached = arm.reaches(unshared.final)
     if reached is not None:
-        cost = spending.until(reached.tokens / arm.full) * arm.full
-        return SpeedUp(unshared.full / cost, "at least" if reached.was_reached_before else None)
+        return Meeting(reached.tokens / arm.full, 1, "at least" if reached.was_reached_before else None)
     earlier = unshared.reaches(arm.final)
     assert earlier is not None, "an arm that does not reach the final loss of unshared training ends above it"
-    cost = spending.until(1) * arm.full
-    return SpeedUp(earlier.tokens / cost, "at most" if earlier.was_reached_before else None)
+    return Meeting(1, earlier.tokens / unshared.full, "at most" if earlier.was_reached_before else None)
 
 
 def difference_at_equal_cost(arm: Curve, unshared: Curve, spending: Spending) -> float | None:

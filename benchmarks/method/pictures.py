@@ -42,7 +42,7 @@ def draw_decision(comparisons: Sequence[Comparison], marks: Sequence[Mark], path
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.set(xlabel="cost of a real step ÷ cost of a pseudo step", xlim=(1, 20))
-        axes.set_title(f"{comparison.study}, {_size(comparison)}")
+        axes.set_title(f"{comparison.study}, {comparison.parameters:,} parameters without the embedding")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False)
     panels[0][0].set_ylabel("speed-up in seconds to the loss of unshared training")
@@ -50,14 +50,15 @@ def draw_decision(comparisons: Sequence[Comparison], marks: Sequence[Mark], path
 
 
 def _draw_speed_up(axes: Axes, trial: Trial) -> None:
-    found = [estimate for ratio in RATIOS if (estimate := trial.speed_up(costs.by_seconds(ratio))) is not None]
-    means, colour = [one.mean for one in found], colour_of(trial)
+    found = [estimate for ratio in RATIOS if (estimate := trial.speed_up_in_seconds(ratio)) is not None]
+    means, colour = [one.mean for one in found], _colour(trial.study, trial.arm.name)
     limit = costs.largest_ratio(trial.shares) or RATIOS[-1]
     inside = [ratio for ratio in RATIOS if ratio <= limit]
     is_bound = any(one.at_most for one in found)
     label = f"{trial.arm.name} ({'at most' if is_bound else 'at least'})" if _has_bound(found) else trial.arm.name
-    axes.plot(inside, means[: len(inside)], color=colour, linestyle="--" if _has_bound(found) else "-", label=label)
-    axes.plot(RATIOS[len(inside) - 1 :], means[len(inside) - 1 :], color=colour, linestyle=":")
+    line, width = "--" if _has_bound(found) else "-", 2.2 if trial.arm.is_primary else 1.2
+    axes.plot(inside, means[: len(inside)], color=colour, linestyle=line, linewidth=width, label=label)
+    axes.plot(RATIOS[len(inside) - 1 :], means[len(inside) - 1 :], color=colour, linestyle=":", linewidth=width)
     if found[0].low is not None:
         lows = [max(one.low or 0.0, 1e-2) for one in found]
         axes.fill_between(RATIOS, lows, [one.high or 0.0 for one in found], color=colour, alpha=0.12, linewidth=0)
@@ -80,11 +81,8 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
                 rotation=90,
                 va="top",
                 fontsize=7,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
             )
-
-
-def _size(comparison: Comparison) -> str:
-    return f"{comparison.trials[0].parameters:,} parameters without the embedding"
 
 
 def draw_curves(trials: Sequence[Trial], path: Path) -> None:
@@ -95,9 +93,8 @@ def draw_curves(trials: Sequence[Trial], path: Path) -> None:
         own = [trial for trial in trials if (trial.study, trial.width) == (study, width)]
         for trial in own:
             curve = trial.mean_curve
-            axes.plot(
-                curve.tokens, curve.losses, color=colour_of(trial), marker="o", markersize=3, label=trial.arm.name
-            )
+            colour, name = _colour(trial.study, trial.arm.name), trial.arm.name
+            axes.plot(curve.tokens, curve.losses, color=colour, marker="o", markersize=3, label=name)
         axes.set_xscale("log")
         ticks = sorted({tokens for trial in own for tokens in trial.mean_curve.tokens})
         axes.set_xticks(ticks, [f"{tokens / 1e6:.2g} M" for tokens in ticks])
@@ -113,13 +110,13 @@ def draw_trends(trends: dict[Study, dict[str, Trend]], path: Path) -> None:
     """Draw the paired differences by size, a panel for each study, with the lines through them."""
     figure, panels = _figure(path, 1, len(trends), (6.0, 5.0))
     for axes, (study, arms) in zip(panels[0], trends.items(), strict=True):
-        for name, trend in arms.items():
+        for index, (name, trend) in enumerate(arms.items()):
             colour = _colour(study, name)
             for sample in trend.samples:
-                axes.plot(
-                    [sample.parameters] * len(sample.differences), sample.differences, ".", color=colour, alpha=0.35
-                )
-                axes.plot(sample.parameters, sample.mean, "o", color=colour)
+                # Side by side, so that arms do not hide each other.
+                at = sample.parameters * 1.02 ** (index - len(arms) // 2)
+                axes.plot([at] * len(sample.differences), sample.differences, ".", color=colour, alpha=0.35)
+                axes.plot(at, sample.mean, "o", color=colour)
             ends = [trend.samples[0].parameters, trend.samples[-1].parameters]
             axes.plot(ends, [trend.at(end) for end in ends], color=colour, label=name)
         axes.axhline(0, color="black", linewidth=1)
@@ -132,10 +129,6 @@ def draw_trends(trends: dict[Study, dict[str, Trend]], path: Path) -> None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False)
     panels[0][0].set_ylabel("loss minus that of unshared training, nats")
     _save(figure, path)
-
-
-def colour_of(trial: Trial) -> str:
-    return _colour(trial.study, trial.arm.name)
 
 
 def _colour(study: Study, name: str) -> str:

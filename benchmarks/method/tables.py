@@ -1,23 +1,25 @@
 """Tables of docs/method.md. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from math import isfinite
 
 from benchmarks.method import arms, costs
-from benchmarks.method.analysis import RATIOS, Comparison, Trial, ranges
+from benchmarks.method.analysis import RATIOS, Comparison, Trial, Verdict, comparisons, leading, ranges
 from benchmarks.method.arms import ARMS, Study
 from benchmarks.method.costs import Price, stage_cost
 from benchmarks.method.intervals import Estimate
 from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
 from benchmarks.method.marks import Mark
 from benchmarks.method.results import Result
-from benchmarks.method.schedule import planned, rate_of, tuning_losses
+from benchmarks.method.schedule import planned, rate_of
 from benchmarks.method.trend import Trend
 
 _SHOWN_RATIOS = (1, 2, 5, 10, 20)
 EQUAL_RATIO = 5
 """Cost ratio at which losses are compared at equal seconds."""
 _MIB = 2**20
+_SETTLED: tuple[Verdict, ...] = ("yes", "no")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -25,39 +27,56 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def named(names: Iterable[str]) -> str:
+    """Return names of arms, some of which have commas."""
+    return joined(f"*{name}*" for name in names)
+
+
+def joined(words: Iterable[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def span(low: float, high: float) -> str:
+    return f"{low:.2g} to {high:.2g}"
+
+
 def number(found: Estimate | None, digits: int = 2, sign: bool = False) -> str:
-    """Return "mean (low to high)", with what is missing or only a bound in words."""
+    """Return "mean (low to high)"; a bound has no interval."""
     if found is None:
         return "–"
     form = f"{'+' if sign else ''}.{digits}f"
-    bound = "at most " if found.at_most else "at least " if found.at_least else ""
-    if found.at_most and found.at_least:
-        bound = "about "
-    ends = "one seed, no interval" if found.low is None else f"{found.low:{form}} to {found.high:{form}}"
-    return f"{bound}{found.mean:{form}} ({ends})"
+    if found.at_most or found.at_least:
+        bound = "about" if found.at_most and found.at_least else "at most" if found.at_most else "at least"
+        return f"{bound} {found.mean:{form}}"
+    ends = "one seed" if found.low is None else f"{found.low:{form}} to {found.high:{form}}"
+    return f"{found.mean:{form}} ({ends})".replace("-", "−")
 
 
-def spans(comparison: Comparison, trial: Trial, wanted: str) -> str:
-    """Return the cost ratios with this verdict, such as "2.1 to 20"; "none" without any."""
+def spans(comparison: Comparison, trial: Trial, wanted: Verdict) -> str:
+    """Return the ranges of cost ratios with this verdict, such as "2.1 to 20"; empty without any."""
     verdicts = [(ratio, comparison.in_seconds(trial, ratio)) for ratio in RATIOS]
-    found = [f"{low:.2g} to {high:.2g}" for low, high in ranges(verdicts, "yes" if wanted == "yes" else "no")]
-    return ", ".join(found) or "none"
+    return ", ".join(span(*ends) for ends in ranges(verdicts, wanted))
 
 
 def rates(results: Sequence[Result]) -> str:
     """Return all rates that were tried, with the loss of each."""
-    tried = sorted({r.rate for r in results if r.role == "tuning"})
-    if not tried:
+    tuning = [r for r in results if r.role == "tuning"]
+    if not tuning:
         return "No rate is tried yet."
-    rows = []
+    tried, rows = sorted({r.rate for r in tuning}), []
     for study, known in ARMS.items():
-        for arm in known:
-            losses = tuning_losses(study, arm.name, results)
-            if losses:
-                chosen = rate_of(study, arm, results)
-                cells = [_rate_cell(losses.get(rate), rate == chosen) for rate in tried]
-                rows.append([study, arm.name, *cells, "not finished" if chosen is None else f"{chosen:g}"])
-    return table(["study", "arm", *(f"{rate:g}" for rate in tried), "chosen"], rows)
+        for width, arm in product(sorted({r.width for r in tuning}), known):
+            own = {r.rate: r.loss for r in tuning if (r.study, r.width, r.arm) == (study, width, arm.name)}
+            if own:
+                chosen = rate_of(study, arm, results) if width == arms.TUNED_WIDTH else None
+                last = "" if width != arms.TUNED_WIDTH else "not finished" if chosen is None else f"{chosen:g}"
+                cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
+                rows.append([study, str(width), arm.name, *cells, last])
+    return table(["study", "width", "arm", *(f"{rate:g}" for rate in tried), "chosen"], rows)
 
 
 def _rate_cell(loss: float | None, is_chosen: bool) -> str:
@@ -69,7 +88,7 @@ def _rate_cell(loss: float | None, is_chosen: bool) -> str:
 
 def losses(trials: Sequence[Trial]) -> str:
     """Return losses and paired differences of the trials of one study and width."""
-    budgets = [f"{budget:.0%} of the tokens" for budget in arms.BUDGETS]
+    budgets = [f"{percent(budget)} of the tokens" for budget in arms.BUDGETS]
     head = ["arm", *budgets, "difference at equal tokens", "at equal operations", "at equal bytes",
             f"at equal seconds, ratio {EQUAL_RATIO}", "seeds"]  # fmt: skip
     rows = []
@@ -94,7 +113,7 @@ def speed_ups(comparison: Comparison) -> str:
     for trial in comparison.trials:
         prices = [costs.by_flops, costs.by_bytes, *map(costs.by_seconds, _SHOWN_RATIOS)]
         shown = [number(trial.speed_up(price)) for price in prices]
-        verdicts = [spans(comparison, trial, wanted) for wanted in ("yes", "no")]
+        verdicts = [spans(comparison, trial, wanted) or "none" for wanted in _SETTLED]
         rows.append([trial.arm.name, number(trial.speed_up()), comparison.per_token(trial), *shown, *verdicts])
     return table(head, rows)
 
@@ -132,23 +151,26 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     text = (
         f"φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. E ="
         f" {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α = {law.alpha:.3f}, B ="
-        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings (means of seeds), root mean"
-        f" square error {found.residual:.4f} nats."
+        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings (means of seeds), root"
+        f" mean square error {found.residual:.4f} nats."
     )
-    own = [trial for trial in trials if trial.study == "dense" and trial.width == arms.TUNED_WIDTH["dense"]]
-    if not own:
+    own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
+    if own is None:
         return text
-    layers, size = own[0].arm.stages[-1].layers, own[0].parameters
-    tokens = max(curve.full for curve in own[0].curves.values())
+    tokens, layers = max(curve.full for curve in own.trials[0].unshared.values()), arms.DENSE[0].stages[-1].layers
     rows = []
     for ratio in _SHOWN_RATIOS:
-        measured = moments(own, ratio)
+        measured = moments(own.trials, ratio)
         best = max(measured, key=lambda moment: measured[moment])
-        by_law = best_moment(law, size, layers, tokens, ratio)
-        shown = ", ".join(f"{moment:.0%}: {speed:.2f}" for moment, speed in sorted(measured.items()))
-        rows.append([str(ratio), f"{by_law:.0%}", f"{best:.0%}", shown])
-    head = ["cost ratio", "best moment by the law", "best moment measured", "speed-up in seconds, by moment"]
-    return f"{text}\n\nMoments of the delink of one block, as shares of the tokens; 0 % is unshared training.\n\n{table(head, rows)}"
+        by_law = best_moment(law, own.parameters, layers, tokens, ratio)
+        shown = joined(f"{percent(moment)}: {speed:.2f}" for moment, speed in sorted(measured.items()))
+        rows.append([str(ratio), percent(by_law), percent(best), shown])
+    head = ["cost ratio", "best moment by the law", "best moment measured", "speed-up in seconds by moment"]
+    note = (
+        f"Moments of the delink of one block, as shares of the tokens, with {own.parameters:,} parameters; 0 % is"
+        " unshared training, and the law was searched up to 99 %."
+    )
+    return f"{text}\n\n{note}\n\n{table(head, rows)}"
 
 
 def _published(found: Fit) -> str:
@@ -171,7 +193,7 @@ def trends(found: dict[Study, dict[str, Trend | str]]) -> str:
                 sizes = "; ".join(f"{sample.parameters:,}: {sample.mean:+.4f}" for sample in trend.samples)
                 rows.append([study, name, sizes, number(trend.slope, 4, sign=True)])
     head = ["study", "arm", "parameters: mean difference, nats", "change for each doubling of the parameters"]
-    return table(head, rows) if rows else "No arm has pairs with unshared training yet."
+    return table(head, rows) if rows else "No arm is trained at two sizes yet."
 
 
 def marks(found: Sequence[Mark]) -> str:
@@ -182,17 +204,19 @@ def marks(found: Sequence[Mark]) -> str:
 def not_trained(results: Sequence[Result]) -> str:
     """Return what the plan asks for and the results lack."""
     have = {(r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results}
-    missing: dict[tuple[str, int, str], list[str]] = {}
+    missing: dict[tuple[str, str, str], list[str]] = {}
     for one in planned(results):
         run = one.run
         key = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate)
-        lacks = [budget for budget in one.budgets if (*key, budget) not in have]
+        lacks = [budget for budget in one.budgets if (*key, budget * run.fraction) not in have]
         if lacks:
-            name = f"{run.arm.name}, {'rate ' + format(run.rate, 'g') if one.role == 'tuning' else f'seed {run.seed}'}"
-            missing.setdefault((run.study, run.width, run.arm.name), []).append(name.removeprefix(f"{run.arm.name}, "))
-    rows = [[study, str(width), arm, ", ".join(what)] for (study, width, arm), what in missing.items()]
-    unchosen = [[study, "all", arm.name, "its rate is not chosen yet"] for study, known in ARMS.items()
-                for arm in known if rate_of(study, arm, results) is None]  # fmt: skip
-    if not rows and not unchosen:
+            name = f"rate {run.rate:g}" if one.role == "tuning" else f"seed {run.seed}"
+            part = "" if len(lacks) == len(one.budgets) else f" at {joined(map(percent, lacks))}"
+            missing.setdefault((run.study, str(run.width), run.arm.name), []).append(f"{name}{part}")
+    for study, known in ARMS.items():
+        for arm in known:
+            if rate_of(study, arm, results) is None:
+                missing.setdefault((study, "all", arm.name), []).append("its peak rate is not chosen yet")
+    if not missing:
         return "Everything that the plan asks for is trained."
-    return table(["study", "width", "arm", "not trained"], [*rows, *unchosen])
+    return table(["study", "width", "arm", "not trained"], [[*key, joined(what)] for key, what in missing.items()])
