@@ -163,8 +163,8 @@ def _linear(keys: _Array, losses: _Array, candidates: _Array) -> tuple[_Array, _
     size, uses, tokens = keys[:, 0] / _NORM[0], keys[:, 1], keys[:, 2] / _NORM[1]
     terms = [np.ones((len(candidates), len(keys))), (uses**phi * size) ** -alpha, tokens**-beta]
     best_error, best = np.full(len(candidates), np.inf), np.zeros((len(candidates), 3))
-    # Each set of terms that may be left out: a coefficient whose best value is negative is zero.
-    for kept in ((0, 1, 2), (1, 2), (0, 1), (0, 2)):
+    # E is zero where its best value is negative. Exponents whose A or B would be negative are no candidates.
+    for kept in ((0, 1, 2), (1, 2)):
         matrix = np.stack([terms[i] for i in kept], axis=-1)
         gram = np.einsum("cnk,cnl->ckl", matrix, matrix) + _RIDGE * np.eye(len(kept))
         solved = np.linalg.solve(gram, np.einsum("cnk,n->ck", matrix, losses)[:, :, None])[:, :, 0]

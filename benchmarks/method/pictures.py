@@ -86,24 +86,38 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
 
 
 def draw_curves(trials: Sequence[Trial], path: Path) -> None:
-    """Draw loss against tokens, a panel for each study and width; bars are intervals over seeds."""
-    sizes = [*dict.fromkeys((trial.study, trial.width) for trial in trials)]
-    figure, panels = _figure(path, 1, len(sizes), (4.6, 5.6))
-    for axes, (study, width) in zip(panels[0], sizes, strict=True):
-        own = [trial for trial in trials if (trial.study, trial.width) == (study, width)]
-        for trial in own:
-            curve = trial.mean_curve
-            colour, name = _colour(trial.study, trial.arm.name), trial.arm.name
-            axes.plot(curve.tokens, curve.losses, color=colour, marker="o", markersize=3, label=name)
-        axes.set_xscale("log")
-        ticks = sorted({tokens for trial in own for tokens in trial.mean_curve.tokens})
-        axes.set_xticks(ticks, [f"{tokens / 1e6:.2g} M" for tokens in ticks])
-        axes.minorticks_off()
-        axes.set(xlabel="tokens", title=f"{study}, {own[0].parameters:,} parameters")
-        axes.grid(alpha=0.3)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), fontsize=7, frameon=False)
-    panels[0][0].set_ylabel("validation loss, nats per token")
+    """Draw loss against tokens, a row for each study and a panel for each width."""
+    studies = [*dict.fromkeys(trial.study for trial in trials)]
+    widths = sorted({trial.width for trial in trials})
+    figure, panels = _figure(path, len(studies), len(widths), (4.4, 4.6))
+    for study, row in zip(studies, panels, strict=True):
+        for width, axes in zip(widths, row, strict=True):
+            own = [trial for trial in trials if (trial.study, trial.width) == (study, width)]
+            if own:
+                _draw_curves(axes, own)
+            else:
+                axes.set_axis_off()
+        row[0].set_ylabel("validation loss, nats per token")
+        handles = {label: line for axes in row for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        beside = (1.02, 0.5)
+        row[-1].legend(
+            handles.values(), handles.keys(), loc="center left", bbox_to_anchor=beside, frameon=False, fontsize=8
+        )
+    figure.subplots_adjust(hspace=0.35)
     _save(figure, path)
+
+
+def _draw_curves(axes: Axes, trials: Sequence[Trial]) -> None:
+    """Draw the curves of one study and width."""
+    for trial in trials:
+        curve, colour = trial.mean_curve, _colour(trial.study, trial.arm.name)
+        axes.plot(curve.tokens, curve.losses, color=colour, marker="o", markersize=3, label=trial.arm.name)
+    axes.set_xscale("log")
+    ticks = sorted({tokens for trial in trials for tokens in trial.mean_curve.tokens})
+    axes.set_xticks(ticks, [f"{tokens / 1e6:.2g} M" for tokens in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="tokens", title=f"{trials[0].study}, {trials[0].parameters:,} parameters")
+    axes.grid(alpha=0.3)
 
 
 def draw_trends(trends: dict[Study, dict[str, Trend]], path: Path) -> None:
@@ -112,13 +126,14 @@ def draw_trends(trends: dict[Study, dict[str, Trend]], path: Path) -> None:
     for axes, (study, arms) in zip(panels[0], trends.items(), strict=True):
         for index, (name, trend) in enumerate(arms.items()):
             colour = _colour(study, name)
+            # Side by side, so that arms do not hide each other.
+            beside = 1.015 ** (index - len(arms) // 2)
             for sample in trend.samples:
-                # Side by side, so that arms do not hide each other.
-                at = sample.parameters * 1.02 ** (index - len(arms) // 2)
+                at = beside * sample.parameters
                 axes.plot([at] * len(sample.differences), sample.differences, ".", color=colour, alpha=0.35)
                 axes.plot(at, sample.mean, "o", color=colour)
             ends = [trend.samples[0].parameters, trend.samples[-1].parameters]
-            axes.plot(ends, [trend.at(end) for end in ends], color=colour, label=name)
+            axes.plot([beside * end for end in ends], [trend.at(end) for end in ends], color=colour, label=name)
         axes.axhline(0, color="black", linewidth=1)
         axes.set_xscale("log")
         ticks = sorted({sample.parameters for trend in arms.values() for sample in trend.samples})

@@ -144,8 +144,14 @@ def _trends(found: Sequence[Trial]) -> dict[Study, dict[str, Trend | str]]:
 
 
 def _lines(slopes: dict[Study, dict[str, Trend | str]]) -> dict[Study, dict[str, Trend]]:
-    lines = {study: {name: one for name, one in own.items() if isinstance(one, Trend)} for study, own in slopes.items()}
-    return {study: own for study, own in lines.items() if own}
+    """Return the lines of the arms that carry the conclusion."""
+    lines: dict[Study, dict[str, Trend]] = {}
+    for study, own in slopes.items():
+        for arm in ARMS[study]:
+            line = own.get(arm.name)
+            if arm.is_primary and isinstance(line, Trend):
+                lines.setdefault(study, {})[arm.name] = line
+    return lines
 
 
 def _dates(results: Sequence[Result]) -> Iterator[str]:

@@ -180,6 +180,22 @@ class TestInSeconds:
         assert speed.mean == pytest.approx(5, rel=1e-2)
         assert found.in_seconds(one(found, "delinked at 30 %"), 10) == "open"
 
+    def test_an_arm_with_only_an_upper_bound_is_no_yes(self) -> None:
+        found = compared(unshared(), rows("shared throughout", 2), rows("grown from 4 layers at 30 %", 0.1))
+        speed = one(found, "shared throughout").speed_up_in_seconds(15)
+        assert speed is not None
+        assert (speed.low or 0) > 5
+        assert found.in_seconds(one(found, "shared throughout"), 15) == "open"
+
+    def test_an_interval_that_reaches_above_the_controls_is_open(self) -> None:
+        found = compared(unshared(), rows("delinked at 30 %", 0, noise=8), rows("grown from 4 layers at 30 %", 0.05))
+        speed = one(found, "delinked at 30 %").speed_up_in_seconds(1)
+        rival = one(found, "grown from 4 layers at 30 %").speed_up_in_seconds(1)
+        assert speed is not None
+        assert rival is not None
+        assert speed.mean < rival.mean < (speed.high or 0)
+        assert found.in_seconds(one(found, "delinked at 30 %"), 1) == "open"
+
     def test_a_control_is_held_against_the_others_and_not_against_itself(self) -> None:
         found = compared(unshared(), rows("grown from 4 layers at 30 %", -0.1), rows("shared throughout", 0.1))
         assert found.in_seconds(one(found, "grown from 4 layers at 30 %"), 1) == "yes"

@@ -40,6 +40,15 @@ def test_losses_by_the_law_give_its_phi_back(phi: float) -> None:
     assert (found.low, found.high) == (None, None)
 
 
+def test_losses_below_what_the_law_can_have_give_the_least_of_it() -> None:
+    """The losses are those of a law with E = -0.5; E must not be negative."""
+    found = fitted(points(Law(-0.5, 0.6, 0.35, 0.5, 0.4, 0.46)), resamples=0)
+    assert isinstance(found, Fit)
+    assert found.law.irreducible == 0
+    assert found.law.capacity > 0
+    assert found.residual < 0.02
+
+
 def test_the_interval_covers_phi_and_is_not_a_point() -> None:
     found = fitted(points(seeds=3, noise=0.005), resamples=8)
     assert isinstance(found, Fit)
