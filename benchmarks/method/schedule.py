@@ -19,14 +19,14 @@ class Planned:
 
 
 def planned(results: Sequence[Result]) -> Iterator[Planned]:
-    """Yield the runs that the results so far ask for, the most urgent first: the choice of rates, then the first size
-    of each study, seed by seed, then the other sizes."""
-    for study, known in ARMS.items():
-        for arm in known:
-            if arm.tuned_as == arm.name:
-                yield from _tuning(study, arm, results)
+    """Yield the runs that the results so far ask for, the most urgent first: study by study the choice of rates and the
+    first size, seed by seed; then the other sizes."""
     for rank in range(max(map(len, SIZES.values()))):
         for study, sizes in SIZES.items():
+            if rank == 0:
+                for arm in ARMS[study]:
+                    if arm.tuned_as == arm.name:
+                        yield from _tuning(study, arm, results)
             if rank < len(sizes):
                 yield from _compared(study, sizes[rank], results)
 
