@@ -40,7 +40,7 @@ def kind_of(arm: Arm) -> Kind:
 
 
 CONTROLS: tuple[Kind, ...] = ("shared throughout", "grown")
-"""Kinds of arms that a delinked arm has to beat, at each cost ratio."""
+"""Kinds of controls that an arm has to beat for a yes in seconds. Below these or a small model it is a no."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,9 +199,9 @@ class Comparison:
         """
         found = trial.speed_up_in_seconds(ratio)
         assert found is not None, "trials of a comparison have pairs"
-        controls = [control for control in self.of_kind(*CONTROLS) if control is not trial]
-        rivals = [speed for control in controls if (speed := control.speed_up_in_seconds(ratio))]
-        surpassed = max([1.0, *(rival.mean for rival in rivals if not rival.at_most)])
+        rivals = self._rivals(trial, ratio, *CONTROLS)
+        known = [rival.mean for rival in (*rivals, *self._rivals(trial, ratio, "small")) if not rival.at_most]
+        surpassed = max([1.0, *known])
         if found.high is not None and found.high < surpassed and not found.at_least:
             return "no"
         has_all = all(self.of_kind(kind) for kind in CONTROLS if kind != trial.kind)
@@ -209,6 +209,11 @@ class Comparison:
         if found.low is not None and found.low > max([1.0, *(rival.mean for rival in rivals)]) and has_all:
             return "open" if is_bounded else "yes"
         return "open"
+
+    def _rivals(self, trial: Trial, ratio: float, *kinds: Kind) -> list[Estimate]:
+        """Return the speed-ups in seconds of the other arms of these kinds."""
+        others = [other for other in self.of_kind(*kinds) if other is not trial]
+        return [speed for other in others if (speed := other.speed_up_in_seconds(ratio))]
 
 
 def comparisons(found: Sequence[Trial]) -> list[Comparison]:

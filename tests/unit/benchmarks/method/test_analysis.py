@@ -166,6 +166,12 @@ class TestInSeconds:
         assert found.per_token(trial) == "yes"
         assert found.in_seconds(trial, 1) == "no"
 
+    def test_below_a_small_model_is_no(self) -> None:
+        """Nine sixteenths of the weights make it faster, although it ends 0.2 above."""
+        found = compared(unshared(), rows("delinked at 30 %", 0), rows("small model", 0.2))
+        assert found.in_seconds(one(found, "delinked at 30 %"), 1) == "no"
+        assert found.missing_controls[0] == "shared throughout"
+
     def test_sharing_throughout_wins_where_real_steps_are_dear(self) -> None:
         """Sharing throughout, 0.1 above, is 8 times as fast; the delinked arm at most 1 / 0.7, by its real steps."""
         found = compared(unshared(), rows("delinked at 30 %", 0.0), rows("shared throughout", 0.1))
