@@ -19,6 +19,8 @@ from benchmarks.method.schedule import rate_of
 
 LEVEL = 0.01
 """Nats. An open result with a smaller difference of the losses is called level."""
+FAR = 1.0
+"""Nats above the median loss that are named as a limit of the page."""
 RATIOS = tuple(20 ** (i / 60) for i in range(61))
 """Cost ratios at which seconds are compared, from 1 to 20."""
 
@@ -147,6 +149,16 @@ def _curves(rows: Sequence[Result]) -> dict[int, Curve]:
 
 def diverged(results: Sequence[Result], role: Role = "compared") -> list[Result]:
     return [r for r in results if r.role == role and not isfinite(r.loss)]
+
+
+def far_above(results: Sequence[Result], role: Role = "compared") -> list[Result]:
+    """Return results more than `FAR` above the median of their study, width and budget: trainings that did not diverge,
+    but lost what they had learnt. They count."""
+    groups: defaultdict[tuple[Study, int, float], list[Result]] = defaultdict(list)
+    for r in results:
+        if r.role == role and isfinite(r.loss):
+            groups[r.study, r.width, r.budget].append(r)
+    return [r for own in groups.values() for r in own if r.loss > median(one.loss for one in own) + FAR]
 
 
 @dataclass(frozen=True)

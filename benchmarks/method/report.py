@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.method import arms, costs, pictures, tables
-from benchmarks.method.analysis import Comparison, Trial, comparisons, diverged, leading, trials
+from benchmarks.method.analysis import FAR, Comparison, Trial, comparisons, diverged, far_above, leading, trials
 from benchmarks.method.answers import answers
 from benchmarks.method.arms import ARMS, SIZES, Study
 from benchmarks.method.evidence import EVIDENCE, write_evidence
@@ -95,8 +95,14 @@ def _limits(results: Sequence[Result]) -> Iterator[str]:
             )
     yield _SETTING
     if failed := diverged(results):
-        runs = sorted({f"{r.study}, width {r.width}, {r.arm}, seed {r.seed}, rate {r.rate:g}" for r in failed})
-        yield f"- Diverged, and left out: {'; '.join(runs)}."
+        yield f"- Diverged, and left out: {_runs(failed)}."
+    if far := far_above(results):
+        yield f"- More than {FAR:g} nat above the median of their size and budget, and not left out: {_runs(far)}."
+
+
+def _runs(results: Sequence[Result]) -> str:
+    names = {f"{r.study}, width {r.width}, {r.arm}, seed {r.seed}, rate {r.rate:g}" for r in results}
+    return "; ".join(sorted(names))
 
 
 def _losses(found: Sequence[Trial], compared: Sequence[Comparison]) -> Iterator[str]:

@@ -125,6 +125,16 @@ class TestPartialData:
             rows, MARKS
         )
 
+    def test_a_run_far_above_the_others_is_named_and_counts(self) -> None:
+        """Seeds are whole nats apart in these rows, so all of one seed."""
+        rows = [*results(1), *curve("dense", "delinked at 50 %", 0, (3.4, 3.2, 4.5))]
+        text = document(rows, MARKS)
+        assert (
+            "nat above the median of their size and budget, and not left out: dense, width 16, delinked at 50" in text
+        )
+        assert cells(text, "delinked at 50 %", 3)[0].strip() == "4.5000"
+        assert "above the median" not in document(results(1), MARKS)
+
 
 def test_every_tried_rate_is_shown_and_the_chosen_one_is_bold() -> None:
     tried = {0.008: 4.2, 0.016: 4.0, 0.032: float("nan")}
