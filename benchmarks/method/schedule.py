@@ -8,7 +8,7 @@ from benchmarks.method.arms import ARMS, SIZES, Arm, Size, Study
 from benchmarks.method.chain import Run
 from benchmarks.method.rates import best_rate, next_rates
 from benchmarks.method.results import Result, Role
-from benchmarks.method.text import MAIN, TUNING
+from benchmarks.method.text import COMPARED, TUNING
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def planned(results: Sequence[Result]) -> Iterator[Planned]:
 
 def _tuning(study: Study, arm: Arm, results: Sequence[Result]) -> Iterator[Planned]:
     for rate in next_rates(tuning_losses(study, arm.name, results)):
-        run = Run(study, arm, arms.TUNED_WIDTH, arms.TUNING_SEED, rate, TUNING.name, arms.TUNED_FRACTION)
+        run = Run(study, arm, arms.TUNED_WIDTH, arms.TUNING_SEED, rate, TUNING, arms.TUNED_FRACTION)
         yield Planned("tuning", run, (1.0,))
 
 
@@ -44,7 +44,7 @@ def _compared(study: Study, size: Size, results: Sequence[Result]) -> Iterator[P
             seeds = size.seeds if arm.is_primary else arms.OTHER_SEEDS if size.all_arms else 0
             rate = chosen[arm.tuned_as]
             if seed < seeds and rate is not None and (not arm.width or size.width in arm.width):
-                yield Planned("compared", Run(study, arm, size.width, seed, rate, MAIN.name), arms.BUDGETS)
+                yield Planned("compared", Run(study, arm, size.width, seed, rate, COMPARED), arm.budgets)
 
 
 def rate_of(study: Study, arm: Arm, results: Sequence[Result]) -> float | None:

@@ -18,16 +18,14 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pydantic import BaseModel
 
-from benchmarks.method.arms import SEQUENCE, full_steps
+from benchmarks.method.arms import SEQUENCE
 from benchmarks.method.chain import NAME, Link
 from tests.support.processes import Forked, preload
 
 preload("tests.support.warm")
 
 _MOST_SECONDS = 6 * 3600.0
-_WINDOWS_AT_ONCE = 32
-_FEWER_WINDOWS = 4
-"""Below the full budget, one window in so many is measured."""
+_WINDOWS_AT_ONCE = 8
 
 
 class Trained(BaseModel, frozen=True):
@@ -104,8 +102,7 @@ def _train(link: Link, place: Place) -> None:
         message = train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
         peaks.append(_status("VmHWM") - begin)
-    every = 1 if link.end == full_steps(link.run.study, link.run.width) else _FEWER_WINDOWS
-    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     record = Trained(
         steps=len(seconds) + 1,
@@ -123,8 +120,8 @@ def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
     return [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]
 
 
-def _validation_loss(config: PhaseConfig, every: int) -> tuple[float, int]:
-    """Return the mean loss in nats per token over one in `every` windows of the validation text, and their tokens.
+def _validation_loss(config: PhaseConfig) -> tuple[float, int]:
+    """Return the mean loss in nats per token over the validation text, and its tokens.
 
     Computed by the reference model, many windows at a time; the engine measures one window at a time.
     """
@@ -140,7 +137,7 @@ def _validation_loss(config: PhaseConfig, every: int) -> tuple[float, int]:
     load_weights(model, store.reader(manifest))
     files = config.data.validation.sets[0].path
     assert files is not None, "`Link.spec` names the validation set's folder"
-    windows = torch.from_numpy(_windows(Path(files))[::every])
+    windows = torch.from_numpy(_windows(Path(files)))
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         for batch in windows.split(_WINDOWS_AT_ONCE):
