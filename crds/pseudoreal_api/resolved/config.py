@@ -154,8 +154,8 @@ class PhaseConfig(_Kept):
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"
         " newer.",
     )
-    noise: Annotated[DecimalString, Since(4)] = Field(
-        "0", description="spec.delink.noise, where a transition begins the phase; otherwise 0."
+    noise: Annotated[DecimalString | None, Since(4)] = Field(
+        None, description="spec.delink.noise, if it is not 0, in phases behind the first. None: copies stay equal."
     )
     start_from: Annotated[StartFrom | None, Since(4)] = Field(
         None,

@@ -116,7 +116,7 @@ def phase_config(
         in_place=in_place,
         spares=phase.spares,
         continues=_continued(job, work_directory),
-        noise=spec.delink.noise if index > 0 else "0",
+        noise=spec.delink.noise if index > 0 and float(spec.delink.noise) else None,
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )
 
