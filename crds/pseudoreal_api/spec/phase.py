@@ -1,4 +1,4 @@
-"""Phases of a job: sharing, length, ranks and layout; and the delink between two phases."""
+"""Phases of a job: layers, sharing, length, ranks and layout; and the transition between two phases."""
 
 from typing import Annotated, Any, Literal
 
@@ -394,8 +394,8 @@ class Delink(ApiModel):
         "Scale",
         description="optimizerState says what the moments of a layer are after delinking, where L layers shared a"
         " block. Measured: the first moment divided by L, the second divided by how much larger the"
-        " squared gradient of the block was than that of a layer, measured tensor by tensor. Copy:"
-        " unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+        " squared gradient of the block was than that of a layer, measured tensor by tensor (before a growth: as"
+        " Scale). Copy: unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
     )
     noise: DecimalString = Field(
         "0",
