@@ -11,6 +11,7 @@ from pseudoreal_api.resolved.resolve import (
     experts_of,
     explicit_sharing,
     growth_pattern,
+    layers_field,
     layers_of,
     model_of,
     rank_counts,
@@ -34,6 +35,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
         _check_added_experts(spec, index)
         if phase.layers is not None:
             _check_shallow(spec, phase)
+            _check_origins(spec, index)
         if index > 0 and spec.phases[index - 1].layers is not None:
             _check_sources(spec, index)
         rank_counts(spec, phase)
@@ -65,6 +67,17 @@ def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
             f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
             " remove growth, or set layers in that phase"
         )
+
+
+def _check_origins(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if blocks of a shallow first phase would begin as layers that it does not have."""
+    start, layers = spec.checkpoint.start_from, layers_of(spec, spec.phases[index])
+    for layer in start.blocks.layers if start and index == 0 else ():
+        if layer >= layers:
+            raise UnresolvableJob(
+                f"spec.checkpoint.startFrom.blocks.layers: there is no layer {layer}, as"
+                f" {layers_field(spec.phases[0])} is {layers} and the first is 0"
+            )
 
 
 def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:

@@ -40,6 +40,23 @@ def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
     return sorted({number for number in layer_experts if number is not None})
 
 
+def first_layers(model: Model, layers: int, experts: int | None = None) -> Model:
+    """Return a model with only the first layers of `model`, and with so many experts; None: as many. Settings of layers
+    that it does not have are left out."""
+    of_model, window = model.experts, model.attention.window
+    count = of_model.count if of_model and experts is None else experts
+    if layers == model.layers and (of_model is None or of_model.count == count):
+        return model
+    if of_model is not None:
+        dense = [layer for layer in of_model.dense_layers if layer < layers]
+        of_model = of_model.model_copy(update={"dense_layers": dense, "count": count})
+    if window is not None and window.layers is not None:
+        windowed = [layer for layer in window.layers if layer < layers]
+        window = window.model_copy(update={"layers": windowed}) if windowed else None
+    attention = model.attention.model_copy(update={"window": window})
+    return model.model_copy(update={"layers": layers, "attention": attention, "experts": of_model})
+
+
 def source_layers(pattern: GrowthPattern, before: int, after: int) -> tuple[int, ...]:
     """Return, for each of `after` layers, the layer that it begins as, of `before` layers. Equal depths: each layer
     begins as itself."""

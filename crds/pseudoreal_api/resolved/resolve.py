@@ -16,10 +16,10 @@ from pseudoreal_api.resolved.config import (
     PhaseMixture,
     ResolvedParallelism,
 )
-from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.layers import first_layers, number_of_blocks, sets_of_experts
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
-from pseudoreal_api.spec.model import MixtureOfExperts, Model, Window
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Growth, GrowthPattern, Phase, Sharing, StateSharding
 from pseudoreal_api.spec.recovery import Hang
 
@@ -261,34 +261,8 @@ def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
 
 
 def model_of(spec: PseudoRealJobSpec, phase: Phase) -> Model:
-    """Return the model that the phase trains: spec.model with the phase's layers and experts. Settings of layers that
-    the phase does not have are left out."""
-    model, layers = spec.model, layers_of(spec, phase)
-    if layers == model.layers and phase.experts is None:
-        return model
-    return model.model_copy(
-        update={
-            "layers": layers,
-            "attention": model.attention.model_copy(update={"window": _window_of_first(model, layers)}),
-            "experts": _experts_of_first(model, layers, experts_of(spec, phase)),
-        }
-    )
-
-
-def _window_of_first(model: Model, layers: int) -> Window | None:
-    """Return the attention window of the first layers; None if none of them has it."""
-    window = model.attention.window
-    if window is None or window.layers is None:
-        return window
-    kept = [layer for layer in window.layers if layer < layers]
-    return window.model_copy(update={"layers": kept}) if kept else None
-
-
-def _experts_of_first(model: Model, layers: int, count: int) -> MixtureOfExperts | None:
-    if model.experts is None:
-        return None
-    dense = [layer for layer in model.experts.dense_layers if layer < layers]
-    return model.experts.model_copy(update={"dense_layers": dense, "count": count})
+    """Return the model that the phase trains: spec.model with the phase's layers and experts."""
+    return first_layers(spec.model, layers_of(spec, phase), experts_of(spec, phase))
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:

@@ -440,3 +440,11 @@ def test_no_experts_are_taken_away() -> None:
     spec = check_job(good_job(spec__model__experts=EXPERTS, spec__phases=phases, spec__delink=NOISE)).spec
     with pytest.raises(UnresolvableJob, match=r"phases\[fewer\].experts 2 must be at least the 4 of phase shallow"):
         check_resolvable(spec)
+
+
+def test_blocks_of_a_shallow_phase_begin_as_layers_that_it_has() -> None:
+    start = {"type": "HuggingFace", "huggingFace": {"path": "w"}, "blocks": {"type": "Listed", "layers": [0, 4]}}
+    spec = check_job(good_job(spec__phases=[SHALLOW | HALVES, DEEP], spec__checkpoint={"startFrom": start})).spec
+    says = r"startFrom.blocks.layers: there is no layer 4, as spec.phases\[shallow\].layers is 4 and the first is 0"
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)
