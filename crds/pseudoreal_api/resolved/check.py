@@ -134,14 +134,15 @@ def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
         raise UnresolvableJob(
             f"{where}.sharing.blocks {sharing.blocks} must divide {where}.layers {model.layers}; change one of them"
         )
-    blocks, found = blocks_of_layers(sharing, model.layers), dict[int, int]()
-    for layer, block in enumerate(blocks):
-        first = found.setdefault(block, layer)
-        if model.has_experts(first) != model.has_experts(layer):
-            dense, other = (layer, first) if model.has_experts(first) else (first, layer)
+    dense = model.experts.dense_layers if model.experts else []
+    blocks = blocks_of_layers(sharing, model.layers) if dense else ()
+    others = {block: layer for layer, block in enumerate(blocks) if layer not in dense}
+    for layer in dense:
+        if blocks[layer] in others:
             raise UnresolvableJob(
-                f"{where}.sharing: layer {dense} of spec.model.experts.denseLayers shares a block with layer {other},"
-                " which has experts; the two kinds have no weights in common; change sharing or denseLayers"
+                f"{where}.sharing: layer {layer} of spec.model.experts.denseLayers shares a block with layer"
+                f" {others[blocks[layer]]}, which has experts; the two kinds have no weights in common; change one of"
+                " them"
             )
     if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
         raise UnresolvableJob(

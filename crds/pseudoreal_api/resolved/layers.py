@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import eq
+from typing import Any
 
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import GrowthPattern, Sharing
@@ -29,10 +32,14 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
     if model.experts is None:
         return ()
     blocks, groups = blocks_of_layers(sharing, model.layers), groups_of_layers(sharing, model.layers)
-    firsts: dict[int, int] = {}
-    for layer in filter(model.has_experts, range(model.layers)):
-        firsts.setdefault(groups[layer], blocks[layer])
-    return tuple(firsts[group] if model.has_experts(layer) else None for layer, group in enumerate(groups))
+    dense = set(model.experts.dense_layers)
+    own = (
+        [layer for layer in reversed(range(model.layers)) if layer not in dense] if dense else range(model.layers)[::-1]
+    )
+    firsts = {groups[layer]: blocks[layer] for layer in own}
+    if not dense:
+        return tuple(map(firsts.__getitem__, groups))
+    return tuple(None if layer in dense else firsts[group] for layer, group in enumerate(groups))
 
 
 def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
@@ -60,7 +67,9 @@ def first_layers(model: Model, layers: int, experts: int | None = None) -> Model
 def source_layers(pattern: GrowthPattern, before: int, after: int) -> tuple[int, ...]:
     """Return, for each of `after` layers, the layer that it begins as, of `before` layers. Equal depths: each layer
     begins as itself."""
-    return tuple(layer % before if pattern == "Stack" else layer * before // after for layer in range(after))
+    if pattern == "Stack":
+        return (tuple(range(before)) * -(-after // before))[:after]
+    return tuple(layer * before // after for layer in range(after))
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,9 @@ def _sources(
 ) -> dict[int, int]:
     """Return new number -> old number. Entry l of `after` is the number that layer l uses, entry l of `before` the
     number used by the layer that it begins as, `origins[l]`. None: that layer uses nothing of the kind."""
+    whole: Any = dict(zip(after, before, strict=True))
+    if None not in after and None not in before and all(map(eq, map(whole.__getitem__, after), before)):
+        return dict(whole)  # so far in C: the operator checks up to 16 phases in a reconcile pass
     found: dict[int, int] = {}
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is None and new is None:
@@ -166,7 +178,10 @@ def sets_of_experts(sharing: Sharing, model: Model) -> ExpertSets:
 def groups_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
     """Return the group of each layer l: l mod groups (Cycle) or l // (layers / groups) (Segment)."""
     _check_divides(sharing, layers)
-    return tuple(_group(sharing, layers, layer) for layer in range(layers))
+    if sharing.pattern == "Cycle":
+        return tuple(range(sharing.blocks)) * (layers // sharing.blocks)
+    size = layers // sharing.blocks
+    return tuple(chain.from_iterable(repeat(block, size) for block in range(sharing.blocks)))
 
 
 def _check_divides(sharing: Sharing, layers: int) -> None:

@@ -317,7 +317,7 @@ class Phase(ApiModel):
     layers: int | None = Field(
         None,
         ge=1,
-        le=10_000,
+        le=1_000,
         description="layers is the number of layers in this phase: at most those of model, at least those of the phase"
         " before; the last phase has all. Weights of a shallow phase begin at the scale of its own depth."
         " Omitted: model.layers.",
