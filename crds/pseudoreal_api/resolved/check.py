@@ -10,7 +10,7 @@ from pseudoreal_api.resolved.resolve import (
     adds_layers,
     experts_of,
     explicit_sharing,
-    growth_pattern,
+    growth_of,
     layers_field,
     layers_of,
     model_of,
@@ -155,15 +155,15 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
     """Raise UnresolvableJob if layers share weights, but would begin as layers with different ones."""
     phases = spec.phases[index - 1 : index + 1]
     before, after = ((model_of(spec, phase), explicit_sharing(spec, phase)) for phase in phases)
-    pattern, where = growth_pattern(phases[1]), f"spec.phases[{phases[1].name}]"
+    growth, where = growth_of(phases[1]), f"spec.phases[{phases[1].name}]"
     try:
-        Sources.of(pattern, before, after)
+        Sources.of(growth, before, after)
     except ValueError as error:
         if not adds_layers(spec, index):
             raise UnresolvableJob(f"{where}.sharing: {error}") from None
         raise UnresolvableJob(
-            f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
-            " growth.pattern, sharing or layers"
+            f"{where}.growth, {growth.pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
+            " growth, sharing or layers"
         ) from None
 
 

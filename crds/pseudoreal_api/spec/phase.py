@@ -50,13 +50,19 @@ class Sharing(ApiModel):
 
 
 class Growth(ApiModel):
-    """Source layers of a phase with more layers than the phase before."""
+    """Beginning of the layers of a phase with more layers than the phase before."""
 
     pattern: GrowthPattern = Field(
         "Stack",
         description="pattern says which layer of the phase before, with K layers, layer i of L begins as. Stack: layer"
         " i mod K, so that the layers follow one another once more. Interleave: layer i * K / L, rounded down, so that"
         " copies of a layer stand side by side.",
+    )
+    initial: Literal["Copy", "ZeroOutput"] = Field(
+        "Copy",
+        description="initial says what added layers begin with: all but the first that begins as the same layer. Copy:"
+        " its weights. ZeroOutput: the same, but zero in the matrices whose output is added to the residual stream, so"
+        " that the model computes what it did.",
     )
 
 

@@ -47,10 +47,10 @@ def test_growth_is_shown_by_the_numbers_of_layers_and_experts(
     layers: tuple[int, int], experts: tuple[int, int], says: str
 ) -> None:
     event = {"event": "grown", "checkpoint": "deep-00000010", "parent": "shallow-00000010", "pattern": "Interleave"}
-    event |= {"layers_before": layers[0], "layers": layers[1], "experts_before": experts[0], "experts": experts[1]}
+    counts = {"layers_before": layers[0], "layers": layers[1], "experts_before": experts[0], "experts": experts[1]}
     out = io.StringIO()
     with Display(Console(file=out, width=200)) as display:
-        display.show(event | {"blocks": 12, "sets_of_experts": 0})
+        display.show({**event, **counts, "blocks": 12, "sets_of_experts": 0})
     assert says in out.getvalue()
 
 
