@@ -33,12 +33,7 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
         return ()
     blocks, groups = blocks_of_layers(sharing, model.layers), groups_of_layers(sharing, model.layers)
     dense = set(model.experts.dense_layers)
-    own = (
-        [layer for layer in reversed(range(model.layers)) if layer not in dense] if dense else range(model.layers)[::-1]
-    )
-    firsts = {groups[layer]: blocks[layer] for layer in own}
-    if not dense:
-        return tuple(map(firsts.__getitem__, groups))
+    firsts = {groups[layer]: blocks[layer] for layer in reversed(range(model.layers)) if layer not in dense}
     return tuple(None if layer in dense else firsts[group] for layer, group in enumerate(groups))
 
 

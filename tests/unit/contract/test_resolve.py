@@ -338,8 +338,8 @@ def test_phase_has_its_own_layers() -> None:
         ),
         (
             [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"initial": "ZeroOutput"}}],
-            r"phases\[deep\].growth, Stack .* sets outputs of layer 4 to zero, and it shares block 0 with layer 0, which"
-            r" is not added; change growth, sharing or layers",
+            r"phases\[deep\].growth, Stack .* sets outputs of layer 4 to zero, and it shares block 0 with layer 0,"
+            r" which is not added; change growth, sharing or layers",
         ),
         (
             [SHALLOW | {"offload": {"homes": [{"unit": "blocks.4", "home": "Host"}]}}, DEEP],

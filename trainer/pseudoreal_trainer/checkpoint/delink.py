@@ -79,9 +79,12 @@ class Target:
 def delinked(source: Manifest, phase: str, target: Target, optimizer_state: OptimizerState) -> Manifest:
     """Return the manifest of the same weights with the layers and blocks of the next phase. Pure.
 
-    Raises ValueError if the new sharing does not refine the old sharing.
+    Raises ValueError if the new sharing does not refine the old sharing, TrainingError if the source lacks something
+    that is needed.
     """
     change = _Change.of(source, target)
+    if change.expert_copies > 1:
+        _check_rows(source)
     if change.is_none:
         optimizer_state = "Copy"
     elif change.is_growth and optimizer_state == "Measured":
@@ -208,6 +211,17 @@ def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, expert
         ]
         for name, single in found.single.items()
     }
+
+
+def _check_rows(source: Manifest) -> None:
+    """Raise TrainingError if the files of a linked checkpoint have a number of experts that does not divide that of its
+    model: then experts that begin as those of the model are not experts of the files modulo their number."""
+    rows = next((tensor.shape[0] for name, tensor in source.tensors.items() if is_router(name)), 1)
+    if _experts(source.model) % rows:
+        raise TrainingError(
+            f"checkpoint {source.name} has {_experts(source.model)} experts, read from {rows} of {source.data_folder},"
+            f" and more experts cannot begin as those; train phase {source.phase} for a step at least"
+        )
 
 
 def _describe(sharing: Sharing) -> str:

@@ -147,12 +147,13 @@ class Link(ApiModel):
         """Return whether the block, or the set of experts, of the tensor `name` has the same source as one with a lower
         number."""
         number, source = block_of(name), self.source(name)
-        sources = self.experts if self.experts and are_experts(name) else dict(enumerate(self.blocks))
-        return any(other < number and found == source for other, found in sources.items()) if number else False
+        if self.experts and are_experts(name):
+            return number != min(other for other, found in self.experts.items() if found == source)
+        return number != self.blocks.index(source)
 
     def divisor_of(self, name: str, kind: Moment) -> float:
         """Return the divisor of a tensor's moments, without regard to measured divisors."""
-        first, second = None, None
+        first = second = None
         if are_experts(name):
             first, second = self.experts_first_moment_divisor, self.experts_second_moment_divisor
         elif is_router(name):

@@ -26,6 +26,7 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS, are_experts
@@ -342,6 +343,29 @@ def test_outputs_of_zero_keep_the_function_of_the_model(
         logits.append(model(tokens))
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
+
+
+def test_experts_multiply_twice_without_a_step_between_if_the_files_numbers_divide(
+    job_body: Any, config: Any, delink_of: Any
+) -> None:
+    _grow(job_body, GROWTHS["more experts, an odd number of times"])
+    _train(config(0))
+    before, asked = newest(store_of(config(0)), "shallow"), delink_of(1)
+    assert asked.to_model is not None
+
+    def target(experts: int) -> Target:
+        mixture = asked.to_model.experts.model_copy(update={"count": experts})
+        return Target(asked.to_sharing, asked.to_model.model_copy(update={"experts": mixture}), asked.growth)
+
+    twice = delinked(delinked(before.manifest, "deep", target(8), "Scale"), "deeper", target(16), "Scale")
+    at_once = delinked(before.manifest, "deeper", target(16), "Scale")
+    for name, kind in product(Reader(twice, before.checkpoints).names, KINDS):
+        one, other = (Reader(manifest, before.checkpoints).tensor(name, kind) for manifest in (twice, at_once))
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    between = delinked(before.manifest, "deep", target(6), "Scale")
+    says = r"deep-00000003 has 6 experts, read from 4 of shallow-00000003, .*; train phase deep for a step at least"
+    with pytest.raises(TrainingError, match=says):
+        delinked(between, "deeper", target(12), "Scale")
 
 
 def test_job_shares_then_grows_then_delinks(job_body: Any, tmp_path: Path, config: Any, delink_of: Any) -> None:
