@@ -3,8 +3,19 @@
 from math import gcd
 
 from pseudoreal_api.resolved.elastic import check_elastic
-from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
-from pseudoreal_api.resolved.resolve import UnresolvableJob, explicit_sharing, rank_counts
+from pseudoreal_api.resolved.layers import Sources, blocks_of_layers, number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.resolve import (
+    UnresolvableJob,
+    adds_experts,
+    adds_layers,
+    experts_of,
+    explicit_sharing,
+    growth_pattern,
+    layers_field,
+    layers_of,
+    model_of,
+    rank_counts,
+)
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 
@@ -15,16 +26,150 @@ period in memory."""
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raise UnresolvableJob for the first impossible phase."""
+    if float(spec.delink.noise) > 1:
+        raise UnresolvableJob(f"spec.delink.noise {spec.delink.noise} must be at most 1, the scale of initial weights")
     for index, phase in enumerate(spec.phases):
+        _check_layers(spec, index)
+        if phase.experts is not None:
+            _check_few_experts(spec, phase)
+        _check_added_experts(spec, index)
+        if phase.layers is not None:
+            _check_shallow(spec, phase)
+            _check_origins(spec, index)
+        if index > 0 and spec.phases[index - 1].layers is not None:
+            _check_sources(spec, index)
         rank_counts(spec, phase)
         check_elastic(spec, index)
         _check_homes(spec, phase)
         _check_mixture(spec, phase)
 
 
+def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if the phase has more layers than the model, or than a phase after it."""
+    phase, most = spec.phases[index], spec.model.layers
+    layers, where = layers_of(spec, phase), f"spec.phases[{phase.name}]"
+    if layers > most:
+        raise UnresolvableJob(f"{where}.layers {layers} must be at most spec.model.layers {most}; lower it")
+    if index == 0:
+        if phase.growth is not None:
+            raise UnresolvableJob(
+                f"{where}.growth: there is no phase before, as whose layers its own could begin; remove it"
+            )
+        return
+    before = spec.phases[index - 1]
+    if layers < layers_of(spec, before):
+        raise UnresolvableJob(
+            f"{where}.layers {layers} must be at least the {layers_of(spec, before)} of phase {before.name}: no layers"
+            " are taken away; raise it, or leave it out"
+        )
+    if phase.growth is not None and not adds_layers(spec, index):
+        raise UnresolvableJob(
+            f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
+            " remove growth, or set layers in that phase"
+        )
+
+
+def _check_origins(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if blocks of a shallow first phase would begin as layers that it does not have."""
+    start, layers = spec.checkpoint.start_from, layers_of(spec, spec.phases[index])
+    for layer in start.blocks.layers if start and index == 0 else ():
+        if layer >= layers:
+            raise UnresolvableJob(
+                f"spec.checkpoint.startFrom.blocks.layers: there is no layer {layer}, as"
+                f" {layers_field(spec.phases[0])} is {layers} and the first is 0"
+            )
+
+
+def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    """Raise UnresolvableJob if the experts of a phase with `experts` cannot be routed to, or not be cut as the phase
+    says."""
+    where, experts, count = f"spec.phases[{phase.name}]", spec.model.experts, experts_of(spec, phase)
+    if experts is None:
+        raise UnresolvableJob(f"{where}.experts is {phase.experts}, but spec.model has no experts; remove it")
+    if count > experts.count:
+        raise UnresolvableJob(f"{where}.experts {count} must be at most spec.model.experts.count {experts.count}")
+    if experts.prototypes > 1:
+        raise UnresolvableJob(
+            f"{where}.experts needs spec.model.experts.prototypes 1, and it is {experts.prototypes}: a copy would be in"
+            " another prototype than the expert that it begins as; remove experts"
+        )
+    if experts.top_k and experts.top_k.per_token > count:
+        raise UnresolvableJob(
+            f"{where}.experts {count} must be at least spec.model.experts.topK.perToken {experts.top_k.per_token};"
+            " raise it"
+        )
+    parts = {
+        "parallelism.expertRanks": phase.parallelism.expert_ranks,
+        "parallelism.expertRanks times offload.expertGroups": phase.parallelism.expert_ranks
+        * phase.offload.expert_groups,
+    }
+    for field, number in parts.items():
+        if count % number:
+            raise UnresolvableJob(f"{where}.experts {count} must be a multiple of {field}, {number}; change them")
+
+
+def _check_added_experts(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if a phase has fewer experts than the phase before, or more that would stay equal."""
+    if index == 0:
+        return
+    before, phase = spec.phases[index - 1 : index + 1]
+    had, has = experts_of(spec, before), experts_of(spec, phase)
+    if has < had:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}].experts {has} must be at least the {had} of phase {before.name}: no experts are"
+            " taken away; raise it, or leave it out"
+        )
+    if adds_experts(spec, index) and float(spec.delink.noise) == 0:
+        raise UnresolvableJob(
+            f"spec.delink.noise must be greater than 0, as phase {phase.name} has {has} experts and phase {before.name}"
+            f" {had}: equal experts with equal routers get equal gradients, and would never part; set it to 0.01, for"
+            " instance"
+        )
+
+
+def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    """Raise UnresolvableJob if the sharing of a phase with `layers` does not fit them. CEL rules check other phases."""
+    model, sharing, where = model_of(spec, phase), explicit_sharing(spec, phase), f"spec.phases[{phase.name}]"
+    if model.layers % sharing.blocks:
+        raise UnresolvableJob(
+            f"{where}.sharing.blocks {sharing.blocks} must divide {where}.layers {model.layers}; change one of them"
+        )
+    blocks, found = blocks_of_layers(sharing, model.layers), dict[int, int]()
+    for layer, block in enumerate(blocks):
+        first = found.setdefault(block, layer)
+        if model.has_experts(first) != model.has_experts(layer):
+            dense, other = (layer, first) if model.has_experts(first) else (first, layer)
+            raise UnresolvableJob(
+                f"{where}.sharing: layer {dense} of spec.model.experts.denseLayers shares a block with layer {other},"
+                " which has experts; the two kinds have no weights in common; change sharing or denseLayers"
+            )
+    if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
+        raise UnresolvableJob(
+            f"{where}.until.gradientCorrelation compares layers that share a block, but the phase has {sharing.blocks}"
+            f" blocks for {where}.layers {model.layers}; remove it or lower sharing.blocks"
+        )
+
+
+def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if layers share weights, but would begin as layers with different ones."""
+    phases = spec.phases[index - 1 : index + 1]
+    before, after = ((model_of(spec, phase), explicit_sharing(spec, phase)) for phase in phases)
+    pattern, where = growth_pattern(phases[1]), f"spec.phases[{phases[1].name}]"
+    try:
+        Sources.of(pattern, before, after)
+    except ValueError as error:
+        if not adds_layers(spec, index):
+            raise UnresolvableJob(f"{where}.sharing: {error}") from None
+        raise UnresolvableJob(
+            f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
+            " growth.pattern, sharing or layers"
+        ) from None
+
+
 def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
     sharing = explicit_sharing(spec, phase)
-    blocks, experts = number_of_blocks(sharing, spec.model.layers), sets_of_experts(sharing, spec.model)
+    model = model_of(spec, phase)
+    blocks, experts = number_of_blocks(sharing, model.layers), sets_of_experts(sharing, model)
     for unit in (home.unit for home in phase.offload.homes):
         if unit.endswith(".experts"):
             if int(unit.removeprefix("blocks.").removesuffix(".experts")) not in experts:

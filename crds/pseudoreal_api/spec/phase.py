@@ -1,4 +1,4 @@
-"""Phases of a job: sharing, length, ranks and layout; and the delink between two phases."""
+"""Phases of a job: layers, sharing, length, ranks and layout; and the transition between two phases."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from pseudoreal_api.wire.contract import Since
 from pseudoreal_api.wire.messages import MOST_SPARES
 
 Pattern = Literal["Cycle", "Segment"]
+GrowthPattern = Literal["Stack", "Interleave"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
 Keep = Literal["Inputs", "All"]
@@ -46,6 +47,17 @@ class Sharing(ApiModel):
     @property
     def shares_experts_alone(self) -> bool:
         return self.parts == ["Experts"]
+
+
+class Growth(ApiModel):
+    """Source layers of a phase with more layers than the phase before."""
+
+    pattern: GrowthPattern = Field(
+        "Stack",
+        description="pattern says which layer of the phase before, with K layers, layer i of L begins as. Stack: layer"
+        " i mod K, so that the layers follow one another once more. Interleave: layer i * K / L, rounded down, so that"
+        " copies of a layer stand side by side.",
+    )
 
 
 class GradientCorrelation(ApiModel):
@@ -302,6 +314,27 @@ class Phase(ApiModel):
     name: DnsLabel = Field(
         description="name is unique within the job; it becomes part of the names of pods and checkpoints."
     )
+    layers: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="layers is the number of layers in this phase: at most those of model, at least those of the phase"
+        " before; the last phase has all. Weights of a shallow phase begin at the scale of its own depth."
+        " Omitted: model.layers.",
+    )
+    growth: Growth | None = Field(
+        None,
+        description="growth says which layers of the phase before the layers of this one begin as, where it has more."
+        " No byte is copied. Omitted: as with pattern Stack.",
+    )
+    experts: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="experts is the number of experts of a layer in this phase, as layers is that of layers. Where the"
+        " phase before has K, expert j begins as its expert j mod K, and delink.noise parts them. Omitted:"
+        " model.experts.count.",
+    )
     sharing: Sharing | None = Field(
         None, description="sharing says which layers share weights. Omitted: every layer owns its weights."
     )
@@ -361,8 +394,13 @@ class Delink(ApiModel):
         "Scale",
         description="optimizerState says what the moments of a layer are after delinking, where L layers shared a"
         " block. Measured: the first moment divided by L, the second divided by how much larger the"
-        " squared gradient of the block was than that of a layer, measured tensor by tensor. Copy:"
-        " unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+        " squared gradient of the block was than that of a layer, measured tensor by tensor (before a growth: as"
+        " Scale). Copy: unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+    )
+    noise: DecimalString = Field(
+        "0",
+        description="noise is the share of freshly drawn weights, at most 1, that is added at the start of a phase to"
+        " the matrices of copies: of every layer, block or expert but the first that begins as the same one.",
     )
     timeout_seconds: int = Field(
         1800,
