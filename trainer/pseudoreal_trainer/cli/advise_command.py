@@ -81,13 +81,13 @@ def advise(
     else:
         show(Console(), advice, trials, from_runs=bool(runs))
     if trial is not None:
-        _write_trial(advice, costs, job, trial)
+        click.echo(_write_trial(advice, costs, job, trial), err=is_json)
     if output is not None:
         _write(output, advice.recommended.body)
         click.echo(
             f"{output}: the job with the phases of {advice.recommended.name}; comments, and other objects of {job},"
             " are not in it",
-            err=True,
+            err=is_json,
         )
     if advice.decision.verdict == "DoesNotFit":
         sys.exit(ExitCode.INVALID_JOB)
@@ -108,8 +108,8 @@ def _write(path: Path, body: Json) -> None:
     path.write_text(yaml.dump(body, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True))
 
 
-def _write_trial(advice: Advice, costs: Costs, job: Path, folder: Path) -> None:
-    """Write the job files of a trial, and say how to run them."""
+def _write_trial(advice: Advice, costs: Costs, job: Path, folder: Path) -> str:
+    """Write the job files of a trial; return how many there are, how long they take, and how to run them."""
     try:
         jobs = trial_jobs(advice, job.resolve().parent)
     except InvalidJobError as error:
@@ -117,4 +117,4 @@ def _write_trial(advice: Advice, costs: Costs, job: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in jobs:
         _write(folder / one.file, one.body)
-    click.echo(trial_text(advice, costs, jobs, job, folder), err=True)
+    return trial_text(advice, costs, jobs, job, folder)

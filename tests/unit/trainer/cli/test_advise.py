@@ -109,8 +109,8 @@ def test_text_for_people_says_what_and_how_sure(job: dict[str, Any], file: Path)
     for words in (
         "to the loss that unshared training has after 9,600,000 tokens",
         "shared throughout (control)",
-        "recommendation: none: train without sharing",
-        "because the best of the candidates is",
+        "recommendation: take grown from 4 layers at 30 %, if a trial on your own text and of a larger model agrees",
+        "because grown from 4 layers at 30 %, ",
         "how sure:\n- evidence for",
         "5 seeds",
         "--trial FOLDER writes its job files",
@@ -234,7 +234,10 @@ def test_trial_writes_valid_jobs_and_how_to_run_them(job: dict[str, Any], file: 
         f'pseudoreal run "$job" --workdir {folder}/runs/',
         f"--from {folder}/runs",
     ):
-        assert words in result.stderr
+        assert words in result.stdout
+    again = advise(job, file, "--json", "--trial", str(tmp_path / "second"))
+    assert json.loads(again.stdout)["arms"]
+    assert f"{len(files)} jobs" in again.stderr
 
 
 def test_trial_needs_a_file(job: dict[str, Any], tmp_path: Path) -> None:
@@ -290,7 +293,7 @@ def test_runs_of_a_trial_decide(job: dict[str, Any], file: Path, runs: Path) -> 
     assert advice["recommendation"]["verdict"] == "Take"
     assert [phase.get("sharing") for phase in advice["recommendation"]["phases"]] == [{"blocks": 1}, None]
     said = advise(job, file, "--from", str(runs))
-    assert "recommendation: take 4 layers with 1 block to 30%, then 4 layers\n" in said.stdout
+    assert "recommendation: take 1 block to 30 %\n" in said.stdout
     assert "a trial on your own text" not in said.stdout
 
 

@@ -12,6 +12,8 @@ Kind = Literal["Sharing", "Growth", "Throughout"]
 """Sharing: layers share weights at first. Growth: the model has fewer layers or experts at first. Throughout: layers
 share weights to the end, so the arm never trains the job's model; it is a control."""
 Json = dict[str, Any]
+_NOISE = "0.1"
+"""spec.delink.noise of arms that copy experts, as in the trials: equal experts would never part."""
 
 
 class NotApplicable(ValueError):
@@ -87,7 +89,11 @@ def _part(whole: int, part: int, of: int) -> int:
 
 def describe(stages: Sequence[Stage]) -> str:
     """Return the stages in words, such as "12 layers with 1 block to 30 %, then 12 layers"."""
-    return ", then ".join(f"{_words(stage)}{'' if stage.until == 1 else f' to {stage.until:.0%}'}" for stage in stages)
+    return ", then ".join(f"{_words(stage)}{_end(stage)}" for stage in stages)
+
+
+def _end(stage: Stage) -> str:
+    return "" if stage.until == 1 else f" to {100 * stage.until:.0f} %"
 
 
 def _words(stage: Stage) -> str:
@@ -95,10 +101,32 @@ def _words(stage: Stage) -> str:
     experts = "" if stage.experts is None else f" of {stage.experts} experts"
     if not stage.shares:
         return f"{layers}{experts}"
+    return f"{layers}{experts} with {_shared(stage)}"
+
+
+def _shared(stage: Stage) -> str:
     noun = "block" if stage.blocks == 1 else "blocks"
     if stage.shares_experts:
         noun = "set of experts" if stage.blocks == 1 else "sets of experts"
-    return f"{layers}{experts} with {stage.blocks} {noun}"
+    return f"{stage.blocks} {noun}"
+
+
+def name_of(stages: Sequence[Stage]) -> str:
+    """Return a name for an arm, without the size of its model, such as "1 block to 30 %"."""
+    full = stages[-1]
+    if len(stages) == 1:
+        return f"{_shared(full)} throughout" if full.shares else "unshared"
+    return ", ".join(f"{_part_name(stage, full)}{_end(stage)}" for stage in stages[:-1])
+
+
+def _part_name(stage: Stage, full: Stage) -> str:
+    """Return what a stage has of the model, such as "4 of 12 layers with 1 block"."""
+    parts = [f"{stage.layers} of {full.layers} layers"] if stage.layers < full.layers else []
+    if stage.experts is not None and full.experts is not None and stage.experts < full.experts:
+        parts.append(f"{stage.experts} of {full.experts} experts")
+    if stage.shares:
+        parts.append(_shared(stage))
+    return " with ".join(parts)
 
 
 def with_phases(body: Json, stages: Sequence[Stage], ends: Sequence[int]) -> Json:
@@ -121,7 +149,11 @@ def with_phases(body: Json, stages: Sequence[Stage], ends: Sequence[int]) -> Jso
             phase if not stage.shares and stage is full else phase | {"offload": without_homes}
             for phase, stage in zip(phases, stages, strict=True)
         ]
-    return body | {"spec": body["spec"] | {"phases": phases}}
+    spec = body["spec"] | {"phases": phases}
+    delink = spec.get("delink", {})
+    if any(stage.experts != full.experts for stage in stages) and float(delink.get("noise", "0")) == 0:
+        spec |= {"delink": delink | {"noise": _NOISE}}
+    return body | {"spec": spec}
 
 
 def _names(stages: Sequence[Stage], last: str) -> list[str]:

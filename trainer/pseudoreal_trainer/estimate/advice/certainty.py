@@ -6,6 +6,8 @@ from pseudoreal_trainer.estimate.advice.evidence import Trial
 
 _NEAR = 10.0
 """Ratio of sizes up to which a trial speaks for a model; beyond it, advice is an extrapolation."""
+_SAME = 0.1
+"""Deviation up to which a stage counts as the same part of a model."""
 
 
 def size_ratio(advice: Advice, trial: Trial) -> float:
@@ -37,6 +39,7 @@ def sentences(advice: Advice, trials: tuple[Trial, ...]) -> list[str]:
         _on_trial(trial),
         *_on_other_sizes(trial, trials),
         _on_distance(advice, trial),
+        *_on_parts(plan, trial),
         _on_tokens(advice, trial),
         *_about_the_job(advice),
     ]
@@ -70,6 +73,22 @@ def _on_distance(advice: Advice, trial: Trial) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f} times" if ratio >= _NEAR else f"{ratio:.2g} times"
+
+
+def _on_parts(plan: Plan, trial: Trial) -> list[str]:
+    """Return a sentence if the stages are other parts of the job's model than of the trial's."""
+    found = []
+    for stage, tried in zip(plan.stages, trial.stages, strict=True):
+        parts = {
+            "layers": (stage.layers / plan.stages[-1].layers, tried.layers / trial.stages[-1].layers),
+            "blocks": (stage.blocks / stage.layers, tried.blocks / tried.layers),
+        }
+        found += [
+            f"{name} of the first stages are {own:.2f} of all where the trial had {measured:.2f}"
+            for name, (own, measured) in parts.items()
+            if stage.until < 1 and getattr(tried, name) > 1 and abs(own - measured) > _SAME * measured
+        ]
+    return found
 
 
 def _on_tokens(advice: Advice, trial: Trial) -> str:

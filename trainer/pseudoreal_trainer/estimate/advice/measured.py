@@ -7,7 +7,7 @@ from math import exp, log
 from statistics import mean
 
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.estimate.advice.candidates import describe
+from pseudoreal_trainer.estimate.advice.candidates import name_of
 from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial
 from pseudoreal_trainer.estimate.advice.intervals import interval
 
@@ -52,12 +52,12 @@ def trials_of(runs: Iterable[Run], study: Study, width: int, parameters: int) ->
             continue
         if budget != tokens:
             raise InvalidJobError(
-                f"the runs of {describe(stages)} have {budget:,} tokens, and unshared training has {tokens:,}; runs"
+                f"the runs of {name_of(stages)} have {budget:,} tokens, and unshared training has {tokens:,}; runs"
                 " are compared with the same tokens"
             )
         seeds = sorted(losses.keys() & unshared[tokens].keys())
         if not seeds:
-            raise InvalidJobError(f"no run of {describe(stages)} has the data.seed of a run of unshared training")
+            raise InvalidJobError(f"no run of {name_of(stages)} has the data.seed of a run of unshared training")
         differences = [losses[seed] - unshared[tokens][seed] for seed in seeds]
         trials.append(
             Trial(
@@ -65,7 +65,7 @@ def trials_of(runs: Iterable[Run], study: Study, width: int, parameters: int) ->
                 width=width,
                 parameters=parameters,
                 tokens=tokens,
-                arm=describe(stages),
+                arm=name_of(stages),
                 stages=stages,
                 seeds=len(seeds),
                 speed_up_in_tokens=interval([exp(-difference / slope) for difference in differences]),
@@ -90,7 +90,7 @@ def _by_arm(runs: Iterable[Run]) -> dict[tuple[tuple[Stage, ...], int], Losses]:
         key = (run.stages, run.tokens, run.rate, run.seed)
         if key in names:
             raise InvalidJobError(
-                f"{names[key]} and {run.name} are two runs of {describe(run.stages)} with data.seed {run.seed}; give"
+                f"{names[key]} and {run.name} are two runs of {name_of(run.stages)} with data.seed {run.seed}; give"
                 " one of them"
             )
         names[key] = run.name

@@ -108,6 +108,24 @@ def test_arm_of_the_same_model_at_another_width_is_no_candidate(body: dict[str, 
     assert "small model" not in found.left_out
 
 
+def test_growth_has_fewer_layers_at_first(body: dict[str, Any]) -> None:
+    """A third of 6 layers: 2 layers of 2 s to 30 %, then 6 s, with the mean speed-up 0.98 in tokens."""
+    body["spec"]["model"]["layers"] = 6
+    plan = advise(body, {1: 1.0, 2: 2.0, 6: 6.0}).plan("grown from 4 layers at 30 %")
+    assert plan is not None
+    assert [phase.get("layers") for phase in plan.body["spec"]["phases"]] == [2, None]
+    assert [cost.config.model.layers for cost in plan.costs] == [2, 6]
+    assert plan.seconds == pytest.approx(300 * 2 + (1000 / 0.98 - 300) * 6)
+
+
+def test_upcycling_has_fewer_experts_at_first(body: dict[str, Any]) -> None:
+    body["spec"]["model"]["experts"] = {"type": "TopK", "count": 16, "topK": {"perToken": 2}}
+    plan = advise(body, {1: 1.0, 4: 4.0}).plan("upcycled from 2 experts at 30 %")
+    assert plan is not None
+    assert [cost.config.model.experts.count for cost in plan.costs if cost.config.model.experts] == [4, 16]
+    assert plan.body["spec"]["delink"] == {"noise": "0.1"}
+
+
 def test_other_kind_of_model_has_its_own_trials(body: dict[str, Any]) -> None:
     body["spec"]["model"]["experts"] = {"type": "TopK", "count": 8, "topK": {"perToken": 2}}
     found = advise(body, {1: 1.0, 4: 4.0})
@@ -179,6 +197,16 @@ def test_certainty_names_seeds_sizes_distance_and_schedule(body: dict[str, Any])
         "spec.optimizer.learningRate 0.01",
     ):
         assert words in text
+
+
+def test_other_parts_of_the_layers_than_in_the_trial_are_named(body: dict[str, Any]) -> None:
+    """4 of 12 layers are a third; of 4 layers, 1 is a quarter, and of 6, 2 are a third."""
+    grown = [EVIDENCE[3]]
+    seconds = {1: 1.0, 2: 2.0, 4: 4.0, 6: 6.0}
+    words = "layers of the first stages are 0.25 of all where the trial had 0.33"
+    assert words in sentences(advise(body, seconds, trials=grown), ())
+    body["spec"]["model"]["layers"] = 6
+    assert "of all where the trial had" not in "".join(sentences(advise(body, seconds, trials=grown), ()))
 
 
 @pytest.mark.parametrize(("ratio", "far"), [(9.9, False), (10.1, True)])

@@ -9,6 +9,7 @@ from pseudoreal_trainer.estimate.advice.candidates import (
     candidate_of,
     describe,
     kind_of,
+    name_of,
     with_phases,
 )
 from pseudoreal_trainer.estimate.advice.evidence import Stage, Trial
@@ -109,12 +110,45 @@ def test_stages_in_words() -> None:
         Stage(until=1, layers=6, blocks=6, experts=8),
     ]
     assert describe(stages) == (
-        "6 layers of 8 experts with 1 set of experts to 10%, then 6 layers of 8 experts with 2 sets of experts to 30%,"
-        " then 6 layers of 8 experts"
+        "6 layers of 8 experts with 1 set of experts to 10 %, then 6 layers of 8 experts with 2 sets of experts to"
+        " 30 %, then 6 layers of 8 experts"
     )
     assert describe([Stage(until=0.5, layers=1, blocks=1), Stage(until=1, layers=4, blocks=2)]) == (
-        "1 layer to 50%, then 4 layers with 2 blocks"
+        "1 layer to 50 %, then 4 layers with 2 blocks"
     )
+
+
+@pytest.mark.parametrize(
+    ("stages", "name"),
+    [
+        ([REAL], "unshared"),
+        ([{"until": 1, "blocks": 4}], "4 blocks throughout"),
+        ([{"until": 1, "blocks": 1, "sharesExperts": True}], "1 set of experts throughout"),
+        ([{"until": 0.1, "blocks": 1}, {"until": 0.3, "blocks": 4}, REAL], "1 block to 10 %, 4 blocks to 30 %"),
+        ([{"until": 0.3, "layers": 4, "blocks": 4}, REAL], "4 of 12 layers to 30 %"),
+        ([{"until": 0.3, "layers": 4, "blocks": 1}, REAL], "4 of 12 layers with 1 block to 30 %"),
+        ([{"until": 0.3, "experts": 2}, REAL], "2 of 8 experts to 30 %"),
+    ],
+)
+def test_name_of_an_arm(stages: list[dict[str, Any]], name: str) -> None:
+    assert name_of(trial(*stages, experts=EXPERTS).stages) == name
+
+
+@pytest.mark.parametrize(
+    ("delink", "expected"),
+    [
+        (None, {"noise": "0.1"}),
+        ({"noise": "0", "warmupSteps": 3}, {"noise": "0.1", "warmupSteps": 3}),
+        ({"noise": "0.02"}, {"noise": "0.02"}),
+    ],
+)
+def test_copies_of_experts_get_noise(delink: dict[str, Any] | None, expected: dict[str, Any]) -> None:
+    phases = [{"name": "real", "until": {"step": 5}}]
+    body = {"spec": {"phases": phases} | ({"delink": delink} if delink else {})}
+    few = Stage(until=0.1, layers=4, blocks=4, experts=2)
+    real = Stage(until=1, layers=4, blocks=4, experts=8)
+    assert with_phases(body, [few, real], [10, 100])["spec"]["delink"] == expected
+    assert with_phases(body, [real], [100])["spec"].get("delink") == delink
 
 
 def test_phases_are_copies_of_the_last_phase() -> None:
@@ -134,7 +168,7 @@ def test_phases_are_copies_of_the_last_phase() -> None:
         Stage(until=1, layers=4, blocks=4, experts=8),
     ]
     found = with_phases(body, stages, [10, 30, 100])
-    assert found["spec"]["a"] == 1
+    assert (found["spec"]["a"], found["spec"]["delink"]) == (1, {"noise": "0.1"})
     common = {"workers": 2, "batch": {"sequences": 8}}
     assert found["spec"]["phases"] == [
         common | {"name": "pseudo-1", "until": {"tokens": 10}, "sharing": {"blocks": 1, "parts": ["Experts"]}},

@@ -33,7 +33,7 @@ def test_speed_up_follows_from_the_slope_of_unshared_training_seed_by_seed() -> 
     assert trial.speed_up_in_tokens.high == pytest.approx((exp(0.2) + exp(-0.1)) / 2 + half)
     assert trial.loss_difference.mean == pytest.approx(-0.025)
     assert (trial.arm, trial.seeds, trial.tokens, trial.parameters) == (
-        "8 layers with 1 block to 30%, then 8 layers",
+        "1 block to 30 %",
         2,
         800,
         1000,
