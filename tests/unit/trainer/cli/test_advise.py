@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner, Result
+from pseudoreal_api.resolved.resolve import delink_config
 from pseudoreal_api.spec.check import check_job
 from pseudoreal_api.wire.messages import ExitCode
+from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.cli import trial_runs
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.job_file import parse_job
-from pseudoreal_trainer.cli.run_directory import open_run
+from pseudoreal_trainer.cli.run_command import read_job
+from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
+from pseudoreal_trainer.data.token_corpus import open_corpus
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.estimate.advice.evidence import Evidence, read_evidence
+from pseudoreal_trainer.training.phase import train_phase
 
 from tests.advice import PAGE, with_output
 
@@ -309,6 +316,38 @@ def test_runs_without_a_difference_are_level(job: dict[str, Any], file: Path, tm
         run(folder / f"half-{seed}", job, HALF, seed, final + SLOPE * log(2))
         run(folder / f"delinked-{seed}", job, DELINKED, seed, final + difference)
     assert found(advise(job, file, "--json", "--from", str(folder)))["recommendation"]["verdict"] == "Level"
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_trial_can_be_trained_and_decides(
+    job_body: dict[str, Any], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: bool
+) -> None:
+    """Each arm for 20 steps with one seed, at which the schedule's warm-up ends and its decay begins."""
+    monkeypatch.setattr("pseudoreal_trainer.estimate.advice.trial.STEPS", 20)
+    monkeypatch.setattr("pseudoreal_trainer.estimate.advice.trial.SEEDS", (1,))
+    job_body["metadata"].pop("uid")
+    job_body["spec"]["precision"] = {"compute": "float32"}
+    if experts:
+        job_body["spec"]["model"]["experts"] = {"type": "TopK", "count": 8, "topK": {"perToken": 2}}
+    trial, folders = tmp_path / "trial", tmp_path / "runs"
+    assert advise(job_body, file, "--trial", str(trial)).exit_code == 0
+    for job_file in trial.iterdir():
+        directory = open_run(folders / job_file.stem, read_job(job_file), resume=False)
+        _train(directory)
+    advice = found(advise(job_body, file, "--json", "--from", str(folders)))
+    kinds = [arm["kind"] for arm in advice["arms"]]
+    assert sorted(kinds) == sorted(["Unshared", "Sharing", "Throughout", "Growth"])
+    assert advice["recommendation"]["verdict"] == "Level", "one seed decides nothing"
+
+
+def _train(directory: RunDirectory) -> None:
+    """Train the phases of a run in this process."""
+    for index in range(len(directory.job.spec.phases)):
+        config = directory.phase_config(index)
+        if index:
+            work = str(directory.path.resolve())
+            delink(delink_config(directory.job, index, execution=1, work_directory=work))
+        train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), lambda: False)
 
 
 def _refusal(job: dict[str, Any], file: Path, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -28,6 +29,8 @@ from pseudoreal_trainer.estimate.advice.intervals import Interval
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 
 UNSHARED = "unshared"
+MOST_ARMS = 50
+"""Maximum number of arms: the phases of each may take minutes to plan."""
 _DAY = 86_400
 Json = dict[str, Any]
 
@@ -89,7 +92,7 @@ class Adviser:
     say: Callable[[str], None] = lambda _: None
     """Called with the name of each candidate before its phases are planned, which can take minutes."""
 
-    @property
+    @cached_property
     def job(self) -> PseudoRealJob:
         return check_job(self.body)
 
@@ -132,9 +135,14 @@ class Adviser:
     def _plans(self, trials: Sequence[Trial], tokens: int, unshared: Plan) -> tuple[list[Plan], dict[str, str]]:
         """Return the plans of the arms that apply to the job, and the reasons why the others do not."""
         model = self.job.spec.model
+        nearest = nearest_trials(trials, study_of(model), parameters_of(unshared.costs[0].config))
+        if len(nearest) > MOST_ARMS:
+            raise InvalidJobError(
+                f"{len(nearest)} arms are more than the {MOST_ARMS} that are compared; give fewer --from"
+            )
         plans: list[Plan] = []
         left_out: dict[str, str] = {}
-        for trial in nearest_trials(trials, study_of(model), parameters_of(unshared.costs[0].config)):
+        for trial in nearest:
             kind = kind_of(trial.stages)
             if kind is None:
                 continue

@@ -177,6 +177,13 @@ def test_job_that_cannot_be_trained_without_sharing_is_refused(body: dict[str, A
         advise(body, {1: 1.0, 4: 4.0})
 
 
+def test_arms_are_bounded(body: dict[str, Any]) -> None:
+    arms = [EVIDENCE[1].model_copy(update={"arm": f"arm {number}"}) for number in range(51)]
+    assert len(advise(body, {1: 1.0, 4: 4.0}, trials=arms[:50]).plans) == 50
+    with pytest.raises(InvalidJobError, match="51 arms are more than the 50"):
+        advise(body, {1: 1.0, 4: 4.0}, trials=arms)
+
+
 def test_without_trials_the_advice_is_none(body: dict[str, Any]) -> None:
     found = advise(body, {4: 4.0}, trials=[])
     assert (found.decision.verdict, found.recommended.name) == ("NoEvidence", "unshared")
