@@ -10,7 +10,7 @@ from pseudoreal_api.resolved.resolve import (
     adds_layers,
     experts_of,
     explicit_sharing,
-    growth_pattern,
+    growth_of,
     layers_field,
     layers_of,
     model_of,
@@ -134,14 +134,15 @@ def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
         raise UnresolvableJob(
             f"{where}.sharing.blocks {sharing.blocks} must divide {where}.layers {model.layers}; change one of them"
         )
-    blocks, found = blocks_of_layers(sharing, model.layers), dict[int, int]()
-    for layer, block in enumerate(blocks):
-        first = found.setdefault(block, layer)
-        if model.has_experts(first) != model.has_experts(layer):
-            dense, other = (layer, first) if model.has_experts(first) else (first, layer)
+    dense = model.experts.dense_layers if model.experts else []
+    blocks = blocks_of_layers(sharing, model.layers) if dense else ()
+    others = {block: layer for layer, block in enumerate(blocks) if layer not in dense}
+    for layer in dense:
+        if blocks[layer] in others:
             raise UnresolvableJob(
-                f"{where}.sharing: layer {dense} of spec.model.experts.denseLayers shares a block with layer {other},"
-                " which has experts; the two kinds have no weights in common; change sharing or denseLayers"
+                f"{where}.sharing: layer {layer} of spec.model.experts.denseLayers shares a block with layer"
+                f" {others[blocks[layer]]}, which has experts; the two kinds have no weights in common; change one of"
+                " them"
             )
     if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
         raise UnresolvableJob(
@@ -154,15 +155,15 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
     """Raise UnresolvableJob if layers share weights, but would begin as layers with different ones."""
     phases = spec.phases[index - 1 : index + 1]
     before, after = ((model_of(spec, phase), explicit_sharing(spec, phase)) for phase in phases)
-    pattern, where = growth_pattern(phases[1]), f"spec.phases[{phases[1].name}]"
+    growth, where = growth_of(phases[1]), f"spec.phases[{phases[1].name}]"
     try:
-        Sources.of(pattern, before, after)
+        Sources.of(growth, before, after)
     except ValueError as error:
         if not adds_layers(spec, index):
             raise UnresolvableJob(f"{where}.sharing: {error}") from None
         raise UnresolvableJob(
-            f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
-            " growth.pattern, sharing or layers"
+            f"{where}.growth, {growth.pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
+            " growth, sharing or layers"
         ) from None
 
 

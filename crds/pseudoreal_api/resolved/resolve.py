@@ -20,7 +20,7 @@ from pseudoreal_api.resolved.layers import first_layers, number_of_blocks, sets_
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Growth, GrowthPattern, Phase, Sharing, StateSharding
+from pseudoreal_api.spec.phase import Growth, Phase, Sharing, StateSharding
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
@@ -243,8 +243,8 @@ def grows(spec: PseudoRealJobSpec, index: int) -> bool:
     return adds_layers(spec, index) or adds_experts(spec, index)
 
 
-def growth_pattern(phase: Phase) -> GrowthPattern:
-    return (phase.growth or Growth()).pattern
+def growth_of(phase: Phase) -> Growth:
+    return phase.growth or Growth()
 
 
 def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
@@ -254,7 +254,7 @@ def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
     before, phase = spec.phases[index - 1 : index + 1]
     parts = []
     if adds_layers(spec, index):
-        parts.append(f"from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})")
+        parts.append(f"from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_of(phase).pattern})")
     if adds_experts(spec, index):
         parts.append(f"from {experts_of(spec, before)} to {experts_of(spec, phase)} experts")
     return f"grown {' and '.join(parts)}"
@@ -293,7 +293,7 @@ def delink_config(
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
         to_model=model_of(job.spec, after) if is_growth else None,
-        growth=growth_pattern(after) if is_growth else None,
+        growth=growth_of(after) if is_growth else None,
         optimizer_state=job.spec.delink.optimizer_state,
     )
 

@@ -15,7 +15,7 @@ from pseudoreal_api.resolved.resolve import (
     phase_config,
 )
 from pseudoreal_api.spec.check import check_job
-from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.phase import Growth, Phase
 from pseudoreal_api.wire.contract import with_contract
 
 from tests.support.jobs import good_job
@@ -296,7 +296,7 @@ def test_phase_has_its_own_layers() -> None:
     assert shallow.model.experts.dense_layers == [0]
     assert model_of(job.spec, Phase.model_validate(SHALLOW | {"layers": 1})).attention.window is None, "no layer has it"
     delink = delink_config(job, 1, execution=1, work_directory="/w")
-    assert (delink.to_model, delink.growth, delink.to_sharing.blocks) == (deep.model, "Stack", 8)
+    assert (delink.to_model, delink.growth, delink.to_sharing.blocks) == (deep.model, Growth(), 8)
     assert with_contract(delink)["contractVersion"] == 4, "an earlier trainer would delink without growing"
 
 
@@ -330,11 +330,16 @@ def test_phase_has_its_own_layers() -> None:
         (
             [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"pattern": "Interleave"}}],
             r"phases\[deep\].growth, Interleave from 4 layers to 8: layer 2 shares new block 0 with a layer of old"
-            r" block 0, but begins with old block 1; .*; change growth.pattern, sharing or layers",
+            r" block 0, but begins with old block 1; .*; change growth, sharing or layers",
         ),
         (
             [SHALLOW | HALVES, SHALLOW | {"name": "two", "sharing": {"blocks": 2, "pattern": "Segment"}}, DEEP],
             r"phases\[two\].sharing: layer 1 shares new block 0 .*must refine",
+        ),
+        (
+            [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"initial": "ZeroOutput"}}],
+            r"phases\[deep\].growth, Stack .* sets outputs of layer 4 to zero, and it shares block 0 with layer 0,"
+            r" which is not added; change growth, sharing or layers",
         ),
         (
             [SHALLOW | {"offload": {"homes": [{"unit": "blocks.4", "home": "Host"}]}}, DEEP],

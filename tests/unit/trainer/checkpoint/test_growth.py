@@ -26,10 +26,12 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS, are_experts
 from pseudoreal_trainer.training.phase import train_phase
+from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
 
 from tests.support.checkpoints import newest
@@ -63,6 +65,7 @@ class Growth:
     experts: dict[str, Any] | None = None
     few_experts: int | None = None
     noise: float = 0
+    initial: str = "Copy"
 
     def source(self, layer: int) -> int:
         stretched = [source for source in range(self.few) for _ in range(self.many)]
@@ -97,6 +100,14 @@ GROWTHS = {
     "dense layers": Growth(2, 4, experts=MIXTURE | {"denseLayers": [0, 2]}),
     "delink with noise": Growth(3, 3, had={"blocks": 1}, noise=0.25),
     "layers with noise": Growth(2, 5, "Interleave", noise=0.25),
+    "outputs of zero": Growth(2, 5, initial="ZeroOutput"),
+    "outputs of zero side by side, with noise": Growth(2, 6, "Interleave", noise=0.5, initial="ZeroOutput"),
+    "outputs of zero in blocks that added layers share": Growth(
+        2, 8, had={"blocks": 1}, gets={"blocks": 4, "pattern": "Segment"}, initial="ZeroOutput"
+    ),
+    "outputs of zero in experts": Growth(
+        2, 4, experts=MIXTURE | {"count": 6}, few_experts=4, noise=0.5, initial="ZeroOutput"
+    ),
     "more experts": Growth(2, 2, experts=MIXTURE | {"count": 8}, few_experts=4, noise=0.25),
     "more experts, an odd number of times": Growth(2, 2, experts=MIXTURE | {"count": 6}, few_experts=4, noise=0.25),
     "more experts in more sets of more layers": Growth(
@@ -113,7 +124,7 @@ def _grow(body: dict[str, Any], growth: Growth, before: str = "one rank", after:
     spec["data"]["validation"]["everySteps"] = STEPS
     spec["delink"] = {"noise": str(growth.noise)}
     shallow = {"layers": growth.few, "experts": growth.few_experts, "sharing": growth.had} | LAYOUTS[before]
-    deep = {"growth": {"pattern": growth.pattern}, "sharing": growth.gets} | LAYOUTS[after]
+    deep = {"growth": {"pattern": growth.pattern, "initial": growth.initial}, "sharing": growth.gets} | LAYOUTS[after]
     spec["phases"] = [
         {"name": "shallow", "until": {"step": STEPS}} | shallow,
         {"name": "deep", "until": {"step": STEPS + 1}} | deep,
@@ -141,7 +152,14 @@ def _grown_weights(growth: Growth, shallow: Reader, config: PhaseConfig) -> Arra
             first = 0 if f"{source}" in seen.values() else len(array)
             if growth.few_experts and ("experts." in rest or "router" in rest):
                 array = array[np.arange(config.model.experts.count) % growth.few_experts]  # type: ignore[union-attr]
-            if growth.noise and is_matrix:
+            sources = [growth.source(other) for other in range(layer)]
+            if (
+                growth.initial == "ZeroOutput"
+                and growth.source(layer) in sources
+                and rest.split(".")[-2] in ("output", "down")
+            ):
+                array = np.zeros_like(array)
+            elif growth.noise and is_matrix:
                 array = array.copy()
                 array[first:] += growth.noise * fresh[name].numpy()[first:]
             seen[name] = source
@@ -200,6 +218,10 @@ CASES = [
     ("dense layers", "pipeline", "expert ranks"),
     ("delink with noise", "one rank", "shards"),
     ("layers with noise", "one rank", "pipeline"),
+    ("outputs of zero", "one rank", "shards"),
+    ("outputs of zero side by side, with noise", "one rank", "pipeline"),
+    ("outputs of zero in blocks that added layers share", "one rank", "disk"),
+    ("outputs of zero in experts", "one rank", "expert ranks"),
     ("more experts", "expert ranks", "shards"),
     ("more experts, an odd number of times", "shards", "expert ranks"),
     ("more experts in more sets of more layers", "one rank", "groups of experts"),
@@ -299,6 +321,51 @@ def _source_of(name: str, after: Reader, before: Reader) -> str:
     kin = (other for other in before.names if other.split(".")[2:] == name.split(".")[2:])
     found = after.tensor(name)
     return next(other for other in kin if np.array_equal(np.resize(before.tensor(other), found.shape), found))
+
+
+@pytest.mark.parametrize("placement", ["Pre", "Post", "Both"])
+def test_outputs_of_zero_keep_the_function_of_the_model(
+    placement: str, job_body: Any, config: Any, delink_of: Any
+) -> None:
+    """To the bit, also where a norm follows the outputs, and after another transition without steps in between."""
+    growth = Growth(2, 4, experts={"count": 2, "capacityFactor": "2"}, initial="ZeroOutput")
+    _grow(job_body, growth)
+    job_body["spec"]["model"]["norm"] = {"placement": placement}
+    _train(config(0))
+    delink(delink_of(1))
+    shallow, deep = newest(store_of(config(0)), "shallow"), newest(store_of(config(1)), "deep")
+    tokens = torch.arange(32).reshape(2, 16)
+    again = delinked(deep.manifest, "again", Target(Sharing(blocks=4)), "Scale")
+    logits = []
+    for reader in (shallow, deep, Reader(again, deep.checkpoints)):
+        model = Transformer(reader.manifest.model, reader.manifest.sharing).double()
+        load_weights(model, reader)
+        logits.append(model(tokens))
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+def test_experts_multiply_twice_without_a_step_between_if_the_files_numbers_divide(
+    job_body: Any, config: Any, delink_of: Any
+) -> None:
+    _grow(job_body, GROWTHS["more experts, an odd number of times"])
+    _train(config(0))
+    before, asked = newest(store_of(config(0)), "shallow"), delink_of(1)
+    assert asked.to_model is not None
+
+    def target(experts: int) -> Target:
+        mixture = asked.to_model.experts.model_copy(update={"count": experts})
+        return Target(asked.to_sharing, asked.to_model.model_copy(update={"experts": mixture}), asked.growth)
+
+    twice = delinked(delinked(before.manifest, "deep", target(8), "Scale"), "deeper", target(16), "Scale")
+    at_once = delinked(before.manifest, "deeper", target(16), "Scale")
+    for name, kind in product(Reader(twice, before.checkpoints).names, KINDS):
+        one, other = (Reader(manifest, before.checkpoints).tensor(name, kind) for manifest in (twice, at_once))
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    between = delinked(before.manifest, "deep", target(6), "Scale")
+    says = r"deep-00000003 has 6 experts, read from 4 of shallow-00000003, .*; train phase deep for a step at least"
+    with pytest.raises(TrainingError, match=says):
+        delinked(between, "deeper", target(12), "Scale")
 
 
 def test_job_shares_then_grows_then_delinks(job_body: Any, tmp_path: Path, config: Any, delink_of: Any) -> None:
