@@ -70,11 +70,15 @@ WARMUP = 0.03
 HEAD_SIZE = 8
 
 
-def _dense(until: float, layers: int = 12, blocks: int | None = None) -> Stage:
+LAYERS: dict[Study, int] = {"dense": 12, "experts": 6}
+"""Layers of the real phase."""
+
+
+def _dense(until: float, layers: int = LAYERS["dense"], blocks: int | None = None) -> Stage:
     return Stage(until, layers, layers if blocks is None else blocks)
 
 
-def _mixture(until: float, layers: int = 6, blocks: int | None = None, **more: Any) -> Stage:
+def _mixture(until: float, layers: int = LAYERS["experts"], blocks: int | None = None, **more: Any) -> Stage:
     return Stage(until, layers, layers if blocks is None else blocks, experts=more.pop("experts", 8), **more)
 
 
@@ -124,31 +128,62 @@ SIZES: dict[Study, tuple[Size, ...]] = {
 """Sizes, in the order in which they are trained."""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """Arms with the sizes of their models, batches and budgets. The defaults are the registered ones."""
+
+    arms: Mapping[Study, tuple[Arm, ...]] = field(default_factory=lambda: ARMS)
+    sizes: Mapping[Study, tuple[Size, ...]] = field(default_factory=lambda: SIZES)
+    tuned_width: Mapping[Study, int] = field(default_factory=lambda: TUNED_WIDTH)
+    budgets: tuple[float, ...] = BUDGETS
+    first_rates: tuple[float, ...] = FIRST_RATES
+    tokens_per_parameter: float = TOKENS_PER_PARAMETER
+    sequence: int = SEQUENCE
+    sequences: int = SEQUENCES
+    micro_batches: int = 1
+    vocabulary: int = VOCABULARY
+    head_size: int = HEAD_SIZE
+    precision: Literal["float32", "bfloat16"] = "float32"
+    text: str = "kernel"
+    """Folder of the text that arms are compared on."""
+    tuning_text: str = "dictionary"
+    """Folder of the text that peak rates are chosen on."""
+    names_tokenizer: bool = True
+    """True if jobs name the tokenizer beside their text; measuring needs the token files alone."""
+
+    @property
+    def tokens_of_a_step(self) -> int:
+        return self.sequence * self.sequences
+
+
+REGISTERED = Scale()
+
+
 def parameters(study: Study, width: int) -> int:
     """Return the parameters of a layer's matrices that a token passes, over all layers, without the embedding."""
     attention = 4 * width**2
     if study == "dense":
-        return 12 * (attention + 8 * width**2)
-    return 6 * (attention + EXPERTS_PER_TOKEN * 3 * width * 2 * width)
+        return LAYERS[study] * (attention + 8 * width**2)
+    return LAYERS[study] * (attention + EXPERTS_PER_TOKEN * 3 * width * 2 * width)
 
 
 EXPERTS_PER_TOKEN = 2
 
 
-def full_steps(study: Study, width: int) -> int:
+def full_steps(study: Study, width: int, scale: Scale = REGISTERED) -> int:
     """Return the steps of the full budget."""
-    return round(TOKENS_PER_PARAMETER * parameters(study, width) / TOKENS_OF_A_STEP)
+    return round(scale.tokens_per_parameter * parameters(study, width) / scale.tokens_of_a_step)
 
 
-def model(study: Study, width: int) -> dict[str, Any]:
+def model(study: Study, width: int, scale: Scale = REGISTERED) -> dict[str, Any]:
     """Return spec.model of the real phase."""
     common = {
-        "layers": 12 if study == "dense" else 6,
+        "layers": LAYERS[study],
         "hiddenSize": width,
-        "vocabularySize": VOCABULARY,
+        "vocabularySize": scale.vocabulary,
         "embeddings": "Tied",
-        "attention": {"heads": width // HEAD_SIZE},
-        "sequenceLength": SEQUENCE,
+        "attention": {"heads": width // scale.head_size},
+        "sequenceLength": scale.sequence,
     }
     if study == "dense":
         return common | {"feedForward": {"size": 4 * width}}

@@ -60,9 +60,7 @@ def _prepare(text: Text, folder: Path, work: Path) -> None:
 def _unpacked(text: Text, work: Path) -> Path:
     # apt drops its rights while it downloads, and must still be able to write there.
     work.chmod(0o755)
-    subprocess.run(
-        ["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", text.package], cwd=work, check=True
-    )
+    subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", text.package], cwd=work, check=True)
     target = work / text.package
     subprocess.run(["dpkg-deb", "-x", next(work.glob(f"{text.package}_*.deb")), target], check=True)
     return target

@@ -2,33 +2,46 @@
 
 import json
 import logging
+import math
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import structlog
 from pseudoreal_api.names import work_directory
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-from benchmarks.method.arms import SEQUENCE
 from benchmarks.method.chain import NAME, Link
 from tests.support.processes import Forked, preload
 
+if TYPE_CHECKING:
+    import torch
+
 preload("tests.support.warm")
 
-_MOST_SECONDS = 6 * 3600.0
-_WINDOWS_AT_ONCE = 32
+_RECORD = "trained.json"
+_MOST_SECONDS = 24 * 3600.0
+_TOKENS_AT_ONCE = 4096
+"""Validation tokens in one forward pass."""
 _FEWER_WINDOWS = 4
 """Below the full budget, one window in so many is measured."""
+_MOST_TOKENS = 4 << 20
+"""Of a larger validation text, windows at equal distances with about so many tokens are measured."""
 
 
-class Trained(BaseModel, frozen=True):
+class Trained(BaseModel):
     """Record of a trained link, beside its checkpoints."""
+
+    # As pydantic would write the loss of a diverged decay, it would read as that of a trunk's link.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     steps: int
     seconds_per_step: float
@@ -36,8 +49,11 @@ class Trained(BaseModel, frozen=True):
     peak_bytes: int
     """Largest growth of a process's resident memory in a phase."""
     loss: float | None = None
-    """Validation loss in nats per token; None for a link of the trunk."""
+    """Validation loss in nats per token; None for a link of the trunk, NaN after a divergence."""
     validation_tokens: int = 0
+    device: str = "cpu"
+    has_diverged: bool = False
+    """True if a loss or a gradient of the link, or of a link before it, was not finite."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,8 @@ class Place:
     """Folder with the folders of all links."""
     texts: Path
     """Folder with a folder of tokens for each text."""
+    device: str = "cpu"
+    threads: int = 1
 
     def folder(self, link: Link) -> Path:
         return Path(work_directory(str(self.scratch), NAME, link.key))
@@ -54,7 +72,7 @@ class Place:
         return str(self.texts / link.run.text)
 
     def known(self, link: Link) -> Trained | None:
-        record = self.folder(link) / "trained.json"
+        record = self.folder(link) / _RECORD
         return Trained.model_validate_json(record.read_bytes()) if record.exists() else None
 
 
@@ -63,14 +81,23 @@ def train(link: Link, place: Place) -> Trained:
     folder = place.folder(link)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    process = Forked(_train, link, place)
-    if code := process.wait(_MOST_SECONDS):
-        raise RuntimeError(
-            f"{link.run.arm.name}, step {link.end}, in {folder} ended with exit code {code}: {process.log.read_text()}"
-        )
+    parent = None if link.parent is None else place.known(link.parent)
+    if parent is not None and parent.has_diverged:
+        (folder / _RECORD).write_text(_diverged(link, parent.device).model_dump_json())
+    else:
+        process = Forked(_train, link, place)
+        if code := process.wait(_MOST_SECONDS):
+            raise RuntimeError(
+                f"{link.run.label}, step {link.end}, in {folder} ended with exit code {code}: {process.log.read_text()}"
+            )
     found = place.known(link)
     assert found is not None, "the process has written the record"
     return found
+
+
+def _diverged(link: Link, device: str) -> Trained:
+    loss = None if link.decay_from is None else math.nan
+    return Trained(steps=0, seconds_per_step=0.0, peak_bytes=0, loss=loss, device=device, has_diverged=True)
 
 
 def quiet() -> None:
@@ -82,39 +109,68 @@ def _train(link: Link, place: Place) -> None:
     import os
 
     import torch
+    from pseudoreal_trainer.engine.gradients import REMEDY
+    from pseudoreal_trainer.errors import TrainingError
+
+    quiet()
+    os.nice(15)
+    torch.set_num_threads(place.threads)
+    folder, device = place.folder(link), torch.device(place.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    try:
+        record = _trained(link, place.data(link), folder, device).model_copy(update={"device": name})
+    except TrainingError as error:
+        if not str(error).endswith(REMEDY):
+            raise
+        record = _diverged(link, name)
+    (folder / _RECORD).write_text(record.model_dump_json())
+
+
+def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Trained:
+    """Train all phases of the link in this process. Raises TrainingError."""
     from pseudoreal_trainer.checkpoint.delink import delink
     from pseudoreal_trainer.data.token_corpus import open_corpus
     from pseudoreal_trainer.engine.ranks.ranks import Ranks
     from pseudoreal_trainer.training.phase import train_phase
 
-    quiet()
-    os.nice(15)
-    torch.set_num_threads(1)
-    folder, job = place.folder(link), link.job(place.data(link))
-    peaks = []
+    job = link.job(data)
+    peaks: list[int] = []
     for index in range(len(link.stages)):
         if index:
             delink(delink_config(job, index, execution=1, work_directory=str(folder)))
         config = phase_config(
             job, index, execution=1, work_directory=str(folder), offload_directory=str(folder / "offload")
         )
-        # Reset the kernel's peak memory counter (proc(5), clear_refs).
-        Path("/proc/self/clear_refs").write_text("5")
-        begin = _status("VmRSS")
-        message = train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), lambda: False)
+        with _peak_bytes(device, peaks):
+            message = train_phase(config, open_corpus(config), Ranks(0, 1, device), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
-        peaks.append(_status("VmHWM") - begin)
     every = 1 if link.end == link.run.steps else _FEWER_WINDOWS
-    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, folder, every)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every, device)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
-    record = Trained(
+    return Trained(
         steps=len(seconds) + 1,
         seconds_per_step=median(seconds) if seconds else 0.0,
         peak_bytes=max(peaks),
         loss=loss,
         validation_tokens=tokens,
     )
-    (folder / "trained.json").write_text(record.model_dump_json())
+
+
+@contextmanager
+def _peak_bytes(device: "torch.device", peaks: list[int]) -> Iterator[None]:
+    """Append the peak of the device's memory during the context: of torch on a GPU, else growth of this process."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield
+        peaks.append(torch.cuda.max_memory_allocated(device))
+        return
+    # Reset the kernel's peak memory counter (proc(5), clear_refs).
+    Path("/proc/self/clear_refs").write_text("5")
+    begin = _status("VmRSS")
+    yield
+    peaks.append(_status("VmHWM") - begin)
 
 
 def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
@@ -123,7 +179,7 @@ def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
     return [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]
 
 
-def _validation_loss(config: PhaseConfig, folder: Path, every: int) -> tuple[float, int]:
+def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") -> tuple[float, int]:
     """Return the mean loss in nats per token over one in `every` windows of the validation text, and their tokens.
 
     Computed by the reference model, many windows at a time; the engine measures one window at a time.
@@ -138,24 +194,28 @@ def _validation_loss(config: PhaseConfig, folder: Path, every: int) -> tuple[flo
     manifest = store.whole(store.committed(config.phase)[-1])
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, store.reader(manifest))
-    windows = _windows(Path(config.data.validation.sets[0].path))[::every]
+    model.to(device)
+    sequence = manifest.model.sequence_length
+    windows = _windows(Path(str(config.data.validation.sets[0].path)), sequence)
+    windows = windows[:: max(every, math.ceil(windows.numel() / _MOST_TOKENS))]
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
-        for batch in windows.split(_WINDOWS_AT_ONCE):
-            logits = model(batch[:, :-1])
-            total += cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").double()
-    tokens = windows[:, 1:].numel()
-    return float(total) / tokens, tokens
+        for batch in windows.split(max(1, _TOKENS_AT_ONCE // sequence)):
+            tokens = batch.to(device, torch.int64)
+            logits = model(tokens[:, :-1])
+            total += cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").double().cpu()
+    count = windows[:, 1:].numel()
+    return float(total) / count, count
 
 
-def _windows(folder: Path) -> "torch.Tensor":
+def _windows(folder: Path, sequence: int) -> "torch.Tensor":
     """Return the windows of a folder of native token files, [W, sequence + 1]; neighbours share a token."""
     import numpy as np
     import torch
+    from pseudoreal_trainer.data.tokens.native import native_files
 
-    shards = [np.fromfile(path, np.uint16) for path in sorted(folder.glob("*.bin"))]
-    tokens = torch.from_numpy(np.concatenate(shards).astype(np.int64))
-    return tokens.unfold(0, SEQUENCE + 1, SEQUENCE)
+    shards = [np.fromfile(str(run.file), run.dtype) for run in native_files(folder).runs]
+    return torch.from_numpy(np.concatenate(shards).astype(np.int32)).unfold(0, sequence + 1, sequence)
 
 
 def _status(key: str) -> int:
