@@ -20,7 +20,6 @@ def main(scratch: Path) -> None:
     """Train what is not trained yet."""
     quiet()
     place = Place(scratch.resolve(), scratch.resolve() / "texts")
-    place.texts.mkdir(parents=True, exist_ok=True)
     prepare_texts(place.texts)
     train_all(Trials(planned, place, RESULTS, commit(), at_a_time=_AT_A_TIME))
 

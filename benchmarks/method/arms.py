@@ -1,7 +1,7 @@
 """The registered arms of docs/method-plan.md: which layers and blocks train when. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Study = Literal["dense", "experts"]
@@ -157,6 +157,51 @@ class Scale:
 
 
 REGISTERED = Scale()
+
+
+def _named(study: Study, *names: str) -> tuple[Arm, ...]:
+    return tuple(arm for arm in ARMS[study] if arm.name in names)
+
+
+def _primary(study: Study, *more: str) -> tuple[Arm, ...]:
+    return tuple(arm for arm in ARMS[study] if arm.is_primary or arm.name in more)
+
+
+QUICK = Scale(
+    arms={"dense": _named("dense", "unshared", "shared throughout", "delinked at 30 %", "grown from 4 layers at 30 %")},
+    sizes={"dense": (Size(16, seeds=2, all_arms=True),)},
+    budgets=(1.0,),
+)
+"""Trials of ten minutes: the smallest registered size, at the registered rates."""
+
+GPU = Scale(
+    arms={"dense": _primary("dense", "shared throughout"), "experts": _primary("experts")},
+    sizes={"dense": (Size(768, seeds=3, all_arms=True),), "experts": (Size(768, seeds=3),)},
+    tuned_width={"dense": 768, "experts": 768},
+    first_rates=(6e-4, 1.2e-3, 2.4e-3),
+    sequence=1024,
+    sequences=256,
+    micro_batches=8,
+    head_size=64,
+    precision="bfloat16",
+    names_tokenizer=False,
+)
+"""Trials on a GPU, on a text of the user: layers of GPT-2's size, 124 M parameters with its vocabulary. With experts
+222 M, of which a token passes 93 M."""
+
+TINY = replace(
+    GPU,
+    sizes={"dense": (Size(16, seeds=1, all_arms=True),), "experts": (Size(16, seeds=1),)},
+    tuned_width={"dense": 16, "experts": 16},
+    budgets=(1.0,),
+    first_rates=FIRST_RATES,
+    tokens_per_parameter=0.6,
+    sequence=32,
+    sequences=8,
+    micro_batches=2,
+    head_size=8,
+)
+"""Trials that only try the program."""
 
 
 def parameters(study: Study, width: int) -> int:

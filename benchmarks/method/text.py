@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +30,12 @@ MAIN = Text("kernel", "linux-doc-6.1", one_in=24)
 TUNING = Text("dictionary", "dict-gcide", one_in=60)
 
 
-def prepare_texts(folder: Path) -> None:
-    """Write tokens of both texts below `folder`, unless they are there: NAME/train, NAME/validation and
-    NAME/tokenizer.json. The tokenizer is trained on the first text."""
+def prepare_texts(folder: Path, texts: Sequence[Text] = (MAIN, TUNING)) -> None:
+    """Write tokens of the texts below `folder`, unless they are there: NAME/train, NAME/validation and
+    NAME/tokenizer.json. The tokenizer is trained on MAIN, which comes first."""
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        for text in (MAIN, TUNING):
+        for text in texts:
             if not (folder / text.name / "done").exists():
                 progress.note(f"preparing {text.name} from {text.package}")
                 _prepare(text, folder, Path(work))

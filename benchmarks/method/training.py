@@ -17,6 +17,7 @@ import structlog
 from pseudoreal_api.names import work_directory
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_trainer.plan.sizes import Device
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.method.chain import NAME, Link
@@ -62,7 +63,7 @@ class Place:
     """Folder with the folders of all links."""
     texts: Path
     """Folder with a folder of tokens for each text."""
-    device: str = "cpu"
+    device: Device = "cpu"
     threads: int = 1
 
     def folder(self, link: Link) -> Path:

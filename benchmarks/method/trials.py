@@ -30,6 +30,8 @@ class Trials:
     commit: str
     at_a_time: int = 1
     """Links that train side by side."""
+    expected: Plan | None = None
+    """Runs that the time left is estimated from; None: those of `plan`, of which some may wait for a rate."""
     keeps_links: bool = True
     """False: a link is deleted once no run without a result needs it."""
 
@@ -66,7 +68,7 @@ def train_all(trials: Trials) -> list[Result]:
                 left = {key: other for key, other in _untrained(trials, results).items() if key != link.key}
                 progress.note(
                     f"{link.run.label}, steps {link.begin:,} to {link.end:,}: {done.result():.0f} s;"
-                    f" {len(left)} trainings left that are planned so far, {pace.hours(left, trials.at_a_time):.2g} h"
+                    f" about {len(left)} trainings left, {pace.hours(left, trials.at_a_time):.2g} h"
                 )
 
 
@@ -111,7 +113,8 @@ def _waiting(trials: Trials, results: Sequence[Result]) -> Iterator[Link]:
 
 
 def _untrained(trials: Trials, results: Sequence[Result]) -> dict[str, Link]:
-    links = unfinished(trials.plan(results), results)
+    """Return key -> link, also of links that are being trained."""
+    links = unfinished((trials.expected or trials.plan)(results), results)
     return {key: link for key, link in links.items() if trials.place.known(link) is None}
 
 
