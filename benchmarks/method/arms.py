@@ -54,7 +54,7 @@ TUNING_SEED = 100
 """Seed that chooses the peak rates; no compared run has it."""
 TUNED_FRACTION = 0.5
 """Budget of the runs that choose peak rates, as a fraction of the full one."""
-FIRST_RATES = (4e-3, 8e-3, 16e-3)
+FIRST_RATES = (8e-3, 16e-3, 32e-3)
 """Peak rates that are tried first; while the best one is at the edge, the next one beyond, by a factor of 2."""
 
 BUDGETS = (0.5, 0.75, 1.0)
@@ -95,7 +95,7 @@ DENSE = (
     Arm("1, 4, 12 blocks", (_dense(0.1, blocks=1), _dense(0.3, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
     Arm("grown from 4 layers at 30 %", (_dense(0.3, 4), _REAL), "grown from 4 layers at 30 %", is_primary=True),
     Arm("grown from 1 layer at 50 %", (_dense(0.5, 1), _REAL), "grown from 1 layer at 50 %"),
-    Arm("small model", (_REAL,), "unshared", width={24: 16}),
+    Arm("small model", (_REAL,), "unshared", width={16: 12, 24: 16}),
 )
 EXPERTS = (
     Arm("unshared", (_EXPERTS,), "unshared", is_primary=True),
@@ -120,10 +120,10 @@ EXPERTS = (
 )
 ARMS: dict[Study, tuple[Arm, ...]] = {"dense": DENSE, "experts": EXPERTS}
 
-TUNED_WIDTH: dict[Study, int] = {"dense": 24, "experts": 24}
+TUNED_WIDTH = 16
 SIZES: dict[Study, tuple[Size, ...]] = {
-    "dense": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=3)),
-    "experts": (Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
+    "dense": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
+    "experts": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
 }
 """Sizes, in the order in which they are trained."""
 
@@ -134,7 +134,7 @@ class Scale:
 
     arms: Mapping[Study, tuple[Arm, ...]] = field(default_factory=lambda: ARMS)
     sizes: Mapping[Study, tuple[Size, ...]] = field(default_factory=lambda: SIZES)
-    tuned_width: Mapping[Study, int] = field(default_factory=lambda: TUNED_WIDTH)
+    tuned_width: int = TUNED_WIDTH
     budgets: tuple[float, ...] = BUDGETS
     first_rates: tuple[float, ...] = FIRST_RATES
     tokens_per_parameter: float = TOKENS_PER_PARAMETER
@@ -177,7 +177,7 @@ QUICK = Scale(
 GPU = Scale(
     arms={"dense": _primary("dense", "shared throughout"), "experts": _primary("experts")},
     sizes={"dense": (Size(768, seeds=3, all_arms=True),), "experts": (Size(768, seeds=3),)},
-    tuned_width={"dense": 768, "experts": 768},
+    tuned_width=768,
     first_rates=(6e-4, 1.2e-3, 2.4e-3),
     sequence=1024,
     sequences=256,
@@ -192,7 +192,7 @@ GPU = Scale(
 TINY = replace(
     GPU,
     sizes={"dense": (Size(16, seeds=1, all_arms=True),), "experts": (Size(16, seeds=1),)},
-    tuned_width={"dense": 16, "experts": 16},
+    tuned_width=16,
     budgets=(1.0,),
     first_rates=FIRST_RATES,
     tokens_per_parameter=0.6,

@@ -26,12 +26,12 @@ def work_of(scale: Scale) -> Work:
 
 def with_tokens(scale: Scale, study: Study, tokens: int) -> Scale:
     """Return the scale with this full budget of the study."""
-    return replace(scale, tokens_per_parameter=tokens / parameters(study, scale.tuned_width[study]))
+    return replace(scale, tokens_per_parameter=tokens / parameters(study, scale.tuned_width))
 
 
 def tokens_within(scale: Scale, study: Study, seconds: float, step: float, link: float) -> int:
     """Return the tokens of the full budget with which all trainings take so many seconds; 0 if their starts alone take
     longer."""
-    work, width = work_of(scale), scale.tuned_width[study]
+    work, width = work_of(scale), scale.tuned_width
     steps = max(0.0, seconds - work.links * link) / step
     return int(steps / work.steps * full_steps(study, width, scale)) * scale.tokens_of_a_step

@@ -32,6 +32,8 @@ class Run:
     seed: int
     rate: float
     text: str
+    fraction: float = 1.0
+    """Steps of this run, as a fraction of the full budget; the arm's stages are fractions of these steps."""
     scale: Scale = REGISTERED
 
     @property
@@ -44,7 +46,16 @@ class Run:
 
     @property
     def steps(self) -> int:
+        return round(self.fraction * self.full_steps)
+
+    @property
+    def full_steps(self) -> int:
         return arms.full_steps(self.study, self.width, self.scale)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the rate rises, the same at each fraction."""
+        return max(1, round(arms.WARMUP * self.full_steps))
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class Link:
             },
             "optimizer": {
                 "learningRate": decimal(self.run.rate),
-                "warmupSteps": self.warmup_steps,
+                "warmupSteps": self.run.warmup_steps,
                 **self._schedule(),
             },
             "precision": {"compute": scale.precision},
@@ -112,14 +123,10 @@ class Link:
         }
         return spec | ({"delink": {"noise": NOISE}} if self._copies_experts else {})
 
-    @property
-    def warmup_steps(self) -> int:
-        return max(1, round(arms.WARMUP * self.run.steps))
-
     def _schedule(self) -> dict[str, str]:
         if self.decay_from is None:
             return {"schedule": "Constant"}
-        share = (self.end - self.decay_from) / (self.end - self.warmup_steps)
+        share = (self.end - self.decay_from) / (self.end - self.run.warmup_steps)
         return {"schedule": "WarmupStableDecay", "decayFraction": decimal(share), "finalFraction": "0"}
 
     def _phase(self, stage: Stage, model: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def main(
             pace = pace or _timed(scale, study, place)
             tokens = tokens_within(scale, study, 3600 * hours, pace.step, pace.link)
         elif tokens is None:
-            tokens = arms.full_steps(study, scale.tuned_width[study], scale) * scale.tokens_of_a_step
+            tokens = arms.full_steps(study, scale.tuned_width, scale) * scale.tokens_of_a_step
         known = wanted.model_copy(update={"tokens": tokens})
     scale = with_tokens(scale, study, known.tokens)
     _check_budget(scale, study, text, data)
@@ -181,7 +181,7 @@ def _known(scratch: Path, wanted: Settled) -> Settled | None:
 def _real_link(scale: Scale, study: Study, end: int | None = None) -> Link:
     """Return the unshared arm in one link, at a middle rate, for times alone."""
     rate = scale.first_rates[len(scale.first_rates) // 2]
-    run = Run(study, scale.arms[study][0], scale.tuned_width[study], arms.TUNING_SEED, rate, scale.text, scale)
+    run = Run(study, scale.arms[study][0], scale.tuned_width, arms.TUNING_SEED, rate, scale.text, scale=scale)
     return Link(run, run.arm.stages, end or run.steps)
 
 
@@ -209,7 +209,7 @@ def _timed(scale: Scale, study: Study, place: Place) -> Pace:
 
 
 def _check_budget(scale: Scale, study: Study, text: Index, data: Path) -> None:
-    steps = arms.full_steps(study, scale.tuned_width[study], scale)
+    steps = arms.full_steps(study, scale.tuned_width, scale)
     read, a_step = steps * scale.tokens_of_a_step, scale.tokens_of_a_step
     if steps < _LEAST_STEPS:
         raise click.UsageError(
@@ -226,7 +226,7 @@ def _check_budget(scale: Scale, study: Study, text: Index, data: Path) -> None:
 
 def _announce(scale: Scale, study: Study, text: Index, held_out: Index, device: str, pace: Pace | None) -> None:
     """Print what will be trained, and how long it takes."""
-    width, work, size = scale.tuned_width[study], work_of(scale), scale.sizes[study][0]
+    width, work, size = scale.tuned_width, work_of(scale), scale.sizes[study][0]
     steps = arms.full_steps(study, width, scale)
     lines = [
         f"{study}, {width} wide, {arms.parameters(study, width):,} parameters for a token besides the embedding;"

@@ -15,14 +15,14 @@ from pseudoreal_dev.machine.progress import progress
 from rich.table import Table
 
 from benchmarks.machine import commit
-from benchmarks.method.arms import QUICK
+from benchmarks.method.arms import FIRST_RATES, QUICK
 from benchmarks.method.results import Result, Role, read_results
 from benchmarks.method.schedule import Planned, compared, rate_of
 from benchmarks.method.text import MAIN, prepare_texts
 from benchmarks.method.training import Place, quiet
 from benchmarks.method.trials import Trials, train_all
 
-_ASSUMED_RATE = 8e-3
+_ASSUMED_RATE = FIRST_RATES[1]
 """Peak rate of an arm whose rate is not chosen yet."""
 _LEVEL = 0.01
 """Nats below which five seeds show no difference (docs/method-plan.md)."""

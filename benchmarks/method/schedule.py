@@ -54,13 +54,13 @@ def expected(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
 
 
 def _tuning(study: Study, arm: Arm, results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
-    for rate in next_rates(tuning_losses(study, arm.name, results), scale.first_rates):
+    for rate in next_rates(tuning_losses(study, arm.name, results, scale), scale.first_rates):
         yield _tuning_run(study, arm, rate, scale)
 
 
 def _tuning_run(study: Study, arm: Arm, rate: float, scale: Scale) -> Planned:
-    run = Run(study, arm, scale.tuned_width[study], arms.TUNING_SEED, rate, scale.tuning_text, scale)
-    return Planned("tuning", run, (arms.TUNED_FRACTION,))
+    run = Run(study, arm, scale.tuned_width, arms.TUNING_SEED, rate, scale.tuning_text, arms.TUNED_FRACTION, scale)
+    return Planned("tuning", run, (1.0,))
 
 
 def compared(
@@ -72,24 +72,25 @@ def compared(
             seeds = size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
             rate = chosen[arm.tuned_as]
             if seed < seeds and rate is not None and (not arm.width or size.width in arm.width):
-                yield Planned(role, Run(study, arm, size.width, seed, rate, scale.text, scale), scale.budgets)
+                yield Planned(role, Run(study, arm, size.width, seed, rate, scale.text, scale=scale), scale.budgets)
 
 
 def rate_of(study: Study, arm: Arm, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
     """Return the chosen peak rate of an arm; None if the choice is not finished."""
-    losses = tuning_losses(study, arm.tuned_as, results)
+    losses = tuning_losses(study, arm.tuned_as, results, scale)
     return None if next_rates(losses, scale.first_rates) else best_rate(losses)
 
 
-def tuning_losses(study: Study, name: str, results: Sequence[Result]) -> dict[float, float]:
+def tuning_losses(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> dict[float, float]:
     """Return rate -> validation loss of the runs that choose the rate of the arm `name`."""
-    return {r.rate: r.loss for r in results if (r.study, r.role, r.arm) == (study, "tuning", name)}
+    wanted = (study, "tuning", scale.tuned_width, name)
+    return {r.rate: r.loss for r in results if (r.study, r.role, r.width, r.arm) == wanted}
 
 
 def is_known(one: Planned, budget: float, results: Sequence[Result]) -> bool:
     """Return whether the run has a result at this budget."""
     run = one.run
-    wanted = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate, budget)
+    wanted = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate, budget * run.fraction)
     return any(wanted == (r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results)
 
 

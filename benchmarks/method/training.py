@@ -13,10 +13,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from pseudoreal_api.names import work_directory
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_trainer.data.tokens.native import native_files
 from pseudoreal_trainer.plan.sizes import Device
 from pydantic import BaseModel, ConfigDict
 
@@ -107,14 +111,11 @@ def quiet() -> None:
 
 
 def _train(link: Link, place: Place) -> None:
-    import os
-
     import torch
     from pseudoreal_trainer.engine.gradients import REMEDY
     from pseudoreal_trainer.errors import TrainingError
 
     quiet()
-    os.nice(15)
     torch.set_num_threads(place.threads)
     folder, device = place.folder(link), torch.device(place.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -145,7 +146,7 @@ def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Tra
         with _peak_bytes(device, peaks):
             message = train_phase(config, open_corpus(config), Ranks(0, 1, device), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
-    every = 1 if link.end == link.run.steps else _FEWER_WINDOWS
+    every = 1 if link.end == link.run.full_steps else _FEWER_WINDOWS
     loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every, device)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     return Trained(
@@ -197,26 +198,24 @@ def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") ->
     load_weights(model, store.reader(manifest))
     model.to(device)
     sequence = manifest.model.sequence_length
-    windows = _windows(Path(str(config.data.validation.sets[0].path)), sequence)
-    windows = windows[:: max(every, math.ceil(windows.numel() / _MOST_TOKENS))]
+    files = config.data.validation.sets[0].path
+    assert files is not None, "`Link.spec` names the validation set's folder"
+    found = _windows(Path(files), sequence)
+    windows = torch.from_numpy(found[:: max(every, math.ceil(found.size / _MOST_TOKENS))].astype(np.int64))
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         for batch in windows.split(max(1, _TOKENS_AT_ONCE // sequence)):
-            tokens = batch.to(device, torch.int64)
+            tokens = batch.to(device)
             logits = model(tokens[:, :-1])
             total += cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").double().cpu()
     count = windows[:, 1:].numel()
     return float(total) / count, count
 
 
-def _windows(folder: Path, sequence: int) -> "torch.Tensor":
+def _windows(folder: Path, sequence: int) -> NDArray[np.int32]:
     """Return the windows of a folder of native token files, [W, sequence + 1]; neighbours share a token."""
-    import numpy as np
-    import torch
-    from pseudoreal_trainer.data.tokens.native import native_files
-
-    shards = [np.fromfile(str(run.file), run.dtype) for run in native_files(folder).runs]
-    return torch.from_numpy(np.concatenate(shards).astype(np.int32)).unfold(0, sequence + 1, sequence)
+    tokens = np.concatenate([np.fromfile(str(run.file), run.dtype) for run in native_files(folder).runs])
+    return sliding_window_view(tokens.astype(np.int32), sequence + 1)[::sequence]
 
 
 def _status(key: str) -> int:

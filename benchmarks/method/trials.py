@@ -127,7 +127,7 @@ def _result(one: Planned, budget: float, decay: Link, trained: Trained, trained_
         arm=one.run.arm.name,
         seed=one.run.seed,
         rate=one.run.rate,
-        budget=budget,
+        budget=budget * one.run.fraction,
         steps=decay.end,
         tokens=decay.end * one.run.scale.tokens_of_a_step,
         loss=trained.loss,

@@ -3,8 +3,16 @@
 from math import gcd
 
 from pseudoreal_api.resolved.elastic import check_elastic
-from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
-from pseudoreal_api.resolved.resolve import UnresolvableJob, explicit_sharing, rank_counts
+from pseudoreal_api.resolved.layers import Sources, blocks_of_layers, number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.resolve import (
+    UnresolvableJob,
+    explicit_sharing,
+    grows,
+    growth_pattern,
+    layers_of,
+    model_of,
+    rank_counts,
+)
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 
@@ -16,15 +24,85 @@ period in memory."""
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raise UnresolvableJob for the first impossible phase."""
     for index, phase in enumerate(spec.phases):
+        _check_layers(spec, index)
+        if phase.layers is not None:
+            _check_shallow(spec, phase)
+        if index > 0 and spec.phases[index - 1].layers is not None:
+            _check_sources(spec, index)
         rank_counts(spec, phase)
         check_elastic(spec, index)
         _check_homes(spec, phase)
         _check_mixture(spec, phase)
 
 
+def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if the phase has more layers than the model, or than a phase after it."""
+    phase, most = spec.phases[index], spec.model.layers
+    layers, where = layers_of(spec, phase), f"spec.phases[{phase.name}]"
+    if layers > most:
+        raise UnresolvableJob(f"{where}.layers {layers} must be at most spec.model.layers {most}; lower it")
+    if index == 0:
+        if phase.growth is not None:
+            raise UnresolvableJob(
+                f"{where}.growth: there is no phase before, as whose layers its own could begin; remove it"
+            )
+        return
+    before = spec.phases[index - 1]
+    if layers < layers_of(spec, before):
+        raise UnresolvableJob(
+            f"{where}.layers {layers} must be at least the {layers_of(spec, before)} of phase {before.name}: no layers"
+            " are taken away; raise it, or leave it out"
+        )
+    if phase.growth is not None and not grows(spec, index):
+        raise UnresolvableJob(
+            f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
+            " remove growth, or set layers in that phase"
+        )
+
+
+def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    """Raise UnresolvableJob if the sharing of a phase with `layers` does not fit them. CEL rules check other phases."""
+    model, sharing, where = model_of(spec, phase), explicit_sharing(spec, phase), f"spec.phases[{phase.name}]"
+    if model.layers % sharing.blocks:
+        raise UnresolvableJob(
+            f"{where}.sharing.blocks {sharing.blocks} must divide {where}.layers {model.layers}; change one of them"
+        )
+    blocks, found = blocks_of_layers(sharing, model.layers), dict[int, int]()
+    for layer, block in enumerate(blocks):
+        first = found.setdefault(block, layer)
+        if model.has_experts(first) != model.has_experts(layer):
+            dense, other = (layer, first) if model.has_experts(first) else (first, layer)
+            raise UnresolvableJob(
+                f"{where}.sharing: layer {dense} of spec.model.experts.denseLayers shares a block with layer {other},"
+                " which has experts; the two kinds have no weights in common; change sharing or denseLayers"
+            )
+    if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
+        raise UnresolvableJob(
+            f"{where}.until.gradientCorrelation compares layers that share a block, but the phase has {sharing.blocks}"
+            f" blocks for {where}.layers {model.layers}; remove it or lower sharing.blocks"
+        )
+
+
+def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if layers share weights, but would begin as layers with different ones."""
+    phases = spec.phases[index - 1 : index + 1]
+    before, after = ((model_of(spec, phase), explicit_sharing(spec, phase)) for phase in phases)
+    pattern, where = growth_pattern(phases[1]), f"spec.phases[{phases[1].name}]"
+    try:
+        Sources.of(pattern, before, after)
+    except ValueError as error:
+        if not grows(spec, index):
+            raise UnresolvableJob(f"{where}.sharing: {error}") from None
+        raise UnresolvableJob(
+            f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
+            " growth.pattern, sharing or layers"
+        ) from None
+
+
 def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
     sharing = explicit_sharing(spec, phase)
-    blocks, experts = number_of_blocks(sharing, spec.model.layers), sets_of_experts(sharing, spec.model)
+    model = model_of(spec, phase)
+    blocks, experts = number_of_blocks(sharing, model.layers), sets_of_experts(sharing, model)
     for unit in (home.unit for home in phase.offload.homes):
         if unit.endswith(".experts"):
             if int(unit.removeprefix("blocks.").removesuffix(".experts")) not in experts:

@@ -17,6 +17,7 @@ from pseudoreal_api.spec.phase import (
     Activations,
     Batch,
     Compile,
+    GrowthPattern,
     Offload,
     OptimizerState,
     Parallelism,
@@ -104,7 +105,7 @@ class PhaseConfig(_Kept):
     execution: int = Field(description="Number of this execution; a stale one must not commit.")
     phase: str = Field(description="Name of the phase.")
     index: int = Field(description="Position of the phase in the job.")
-    model: Model = Field(description="spec.model.")
+    model: Model = Field(description="spec.model, with the layers of the phase.")
     data: Data = Field(description="spec.data, with the path resolved.")
     optimizer: Optimizer = Field(description="spec.optimizer.")
     precision: Precision = Field(description="spec.precision.")
@@ -177,6 +178,12 @@ class DelinkConfig(_Kept):
     )
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
+    to_model: Annotated[Model | None, Since(4)] = Field(
+        None, description="Model of the checkpoint that is written, if it has more layers. None: that of the one read."
+    )
+    growth: Annotated[GrowthPattern | None, Since(4)] = Field(
+        None, description="Which layer of the checkpoint that is read each layer of to_model begins as."
+    )
     optimizer_state: OptimizerState = Field(description="spec.delink.optimizerState.")
 
 

@@ -18,6 +18,7 @@ from pseudoreal_api.resolved.resolve import (
     has_equal_rounds,
     has_some_layout,
     knows_choices_in_time,
+    layers_of,
     rank_counts,
 )
 from pseudoreal_api.spec.job import PseudoRealJobSpec
@@ -109,11 +110,11 @@ class _Layouts:
         impossible."""
         ranks, batch, wanted = workers * self.processes, self.phase.batch, self.phase.parallelism
         if wanted.layout == "Auto":
-            fits = has_some_layout(ranks, self.spec.model.layers, batch.sequences)
+            fits = has_some_layout(ranks, layers_of(self.spec, self.phase), batch.sequences)
             return self._least(ranks, batch.sequences, 1) if fits else None
         pipeline = ranks if wanted.pipeline == "AllRanks" else wanted.pipeline
         data = ranks // pipeline
-        if pipeline > self.spec.model.layers or ranks % pipeline or data % wanted.replicas:
+        if pipeline > layers_of(self.spec, self.phase) or ranks % pipeline or data % wanted.replicas:
             return None
         most = batch.sequences // data
         if data // wanted.replicas % wanted.expert_ranks or batch.micro_batches > most:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_api.spec.phase import GrowthPattern, Sharing
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
@@ -38,6 +38,66 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
 def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
     """Return the numbers of all sets of experts in use, ascending."""
     return sorted({number for number in layer_experts if number is not None})
+
+
+def source_layers(pattern: GrowthPattern, before: int, after: int) -> tuple[int, ...]:
+    """Return, for each of `after` layers, the layer that it begins as, of `before` layers. Equal depths: each layer
+    begins as itself."""
+    return tuple(layer % before if pattern == "Stack" else layer * before // after for layer in range(after))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the blocks and the sets of experts of a phase begin as."""
+
+    blocks: dict[int, int]
+    """Number of each block -> number of its source, a block of the phase before."""
+    experts: dict[int, int]
+    """The same mapping for sets of experts; empty without experts."""
+
+    @classmethod
+    def of(
+        cls, pattern: GrowthPattern | None, before: tuple[Model, Sharing], after: tuple[Model, Sharing]
+    ) -> "Sources":
+        """Return the sources for model and sharing `after`, where layers begin as layers of model and sharing
+        `before`. `pattern`: None for the same number of layers.
+
+        Raises ValueError if layers that share a block, or a set of experts, would begin as different ones.
+        """
+        origins = source_layers(pattern or "Stack", before[0].layers, after[0].layers)
+        (had_blocks, had_experts), (blocks, experts) = (
+            (blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model))
+            for model, sharing in (before, after)
+        )
+        return cls(
+            _sources([had_blocks[origin] for origin in origins], blocks, origins, "block"),
+            _sources(
+                [had_experts[origin] for origin in origins] if had_experts else [], experts, origins, "set of experts"
+            ),
+        )
+
+
+def _sources(
+    before: Sequence[int | None], after: Sequence[int | None], origins: Sequence[int], what: str
+) -> dict[int, int]:
+    """Return new number -> old number. Entry l of `after` is the number that layer l uses, entry l of `before` the
+    number used by the layer that it begins as, `origins[l]`. None: that layer uses nothing of the kind."""
+    found: dict[int, int] = {}
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is None and new is None:
+            continue
+        if old is None or new is None:
+            here, there = (f"{'without' if number is None else 'with'} experts" for number in (new, old))
+            raise ValueError(
+                f"layer {layer}, one {here}, would begin as layer {origins[layer]}, one {there}; the two kinds have no"
+                " weights in common"
+            )
+        if found.setdefault(new, old) != old:
+            raise ValueError(
+                f"layer {layer} shares new {what} {new} with a layer of old {what} {found[new]}, but begins with old"
+                f" {what} {old}; a phase's sharing must refine that of the phase before"
+            )
+    return found
 
 
 @dataclass(frozen=True)

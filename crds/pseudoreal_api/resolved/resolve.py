@@ -19,8 +19,8 @@ from pseudoreal_api.resolved.config import (
 from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
-from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Phase, Sharing, StateSharding
+from pseudoreal_api.spec.model import MixtureOfExperts, Model, Window
+from pseudoreal_api.spec.phase import Growth, GrowthPattern, Phase, Sharing, StateSharding
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
@@ -98,7 +98,7 @@ def phase_config(
         **_course(spec, index),
         **_processes(spec, phase),
         phase=phase.name,
-        model=spec.model,
+        model=model_of(spec, phase),
         data=spec.data,
         optimizer=spec.optimizer,
         precision=spec.precision,
@@ -178,7 +178,8 @@ def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
 
 
 def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
-    if spec.delink.optimizer_state != "Measured" or index + 1 == len(spec.phases):
+    """Return the measurement of the phase; None before a growth, whose moments are divided as with Scale."""
+    if spec.delink.optimizer_state != "Measured" or index + 1 == len(spec.phases) or grows(spec, index + 1):
         return None
     after = explicit_sharing(spec, spec.phases[index + 1])
     return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
@@ -199,14 +200,73 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Return whether the phase at `index` >= 1 has other numbers of blocks or sets of experts than the phase before."""
-    before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
-    return _owners(spec.model, before) != _owners(spec.model, after)
+    """Return whether the phase at `index` >= 1 has more layers, or other numbers of blocks or sets of experts, than the
+    phase before."""
+    before, after = (_owners(spec, phase) for phase in spec.phases[index - 1 : index + 1])
+    return before != after
 
 
-def _owners(model: Model, sharing: Sharing) -> tuple[int, int]:
-    """Return the number of blocks and the number of sets of experts."""
-    return number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
+def _owners(spec: PseudoRealJobSpec, phase: Phase) -> tuple[int, int, int]:
+    """Return the numbers of layers, of blocks and of sets of experts."""
+    sharing, model = explicit_sharing(spec, phase), model_of(spec, phase)
+    return model.layers, number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
+
+
+def layers_of(spec: PseudoRealJobSpec, phase: Phase) -> int:
+    return phase.layers or spec.model.layers
+
+
+def layers_field(phase: Phase) -> str:
+    """Return the name of the field that the phase's number of layers is from."""
+    return "spec.model.layers" if phase.layers is None else f"spec.phases[{phase.name}].layers"
+
+
+def grows(spec: PseudoRealJobSpec, index: int) -> bool:
+    """Return whether the phase at `index` has more layers than the phase before."""
+    return index > 0 and layers_of(spec, spec.phases[index - 1]) < layers_of(spec, spec.phases[index])
+
+
+def growth_pattern(phase: Phase) -> GrowthPattern:
+    return (phase.growth or Growth()).pattern
+
+
+def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
+    """Return a phrase such as "grown from 4 to 12 layers (Stack)"; None if the phase at `index` does not grow."""
+    if not grows(spec, index):
+        return None
+    before, phase = spec.phases[index - 1 : index + 1]
+    return f"grown from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})"
+
+
+def model_of(spec: PseudoRealJobSpec, phase: Phase) -> Model:
+    """Return the model that the phase trains: spec.model with the phase's layers. What spec.model says of further
+    layers does not apply."""
+    model, layers = spec.model, layers_of(spec, phase)
+    if layers == model.layers:
+        return model
+    return model.model_copy(
+        update={
+            "layers": layers,
+            "attention": model.attention.model_copy(update={"window": _window_of_first(model, layers)}),
+            "experts": _experts_of_first(model, layers),
+        }
+    )
+
+
+def _window_of_first(model: Model, layers: int) -> Window | None:
+    """Return the attention window of the first layers; None if none of them has it."""
+    window = model.attention.window
+    if window is None or window.layers is None:
+        return window
+    kept = [layer for layer in window.layers if layer < layers]
+    return window.model_copy(update={"layers": kept}) if kept else None
+
+
+def _experts_of_first(model: Model, layers: int) -> MixtureOfExperts | None:
+    if model.experts is None:
+        return None
+    dense = [layer for layer in model.experts.dense_layers if layer < layers]
+    return model.experts.model_copy(update={"dense_layers": dense})
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
@@ -229,12 +289,15 @@ def delink_config(
 ) -> DelinkConfig:
     """Return the configuration of the delink into the phase at `index` >= 1."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
+    is_growth = grows(job.spec, index)
     return DelinkConfig(
         **_stage(job, execution, work_directory, discards),
         phase=after.name,
         index=index,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
+        to_model=model_of(job.spec, after) if is_growth else None,
+        growth=growth_pattern(after) if is_growth else None,
         optimizer_state=job.spec.delink.optimizer_state,
     )
 
@@ -246,7 +309,7 @@ def object_storage(job: PseudoRealJob) -> str | None:
 
 
 def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
-    return phase.sharing or Sharing(blocks=spec.model.layers, pattern="Cycle")
+    return phase.sharing or Sharing(blocks=layers_of(spec, phase), pattern="Cycle")
 
 
 def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
@@ -263,12 +326,14 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         _check_some_layout(spec, phase, ranks, where)
         return RankCounts(phase.workers, processes, 1)
     asked = phase.parallelism.pipeline
-    pipeline = ranks if asked == "AllRanks" else asked
-    if pipeline > spec.model.layers:
+    pipeline, layers = ranks if asked == "AllRanks" else asked, layers_of(spec, phase)
+    if pipeline > layers and asked == "AllRanks":
         raise UnresolvableJob(
             f"{where}.parallelism.pipeline AllRanks means one stage for each rank, and {counted}, more than"
-            f" spec.model.layers {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
+            f" {layers_field(phase)} {layers}; lower workers or processesPerWorker, or set pipeline"
         )
+    if pipeline > layers:
+        raise UnresolvableJob(f"{where}.parallelism.pipeline {pipeline} must be at most {layers_field(phase)} {layers}")
     if ranks % pipeline:
         raise UnresolvableJob(
             f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them"
@@ -288,7 +353,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     _check_order_of_choices(spec, phase, where)
     if phase.parallelism.schedule == "Interleaved":
         try:
-            check_interleaved(spec.model.layers, pipeline, phase.batch.micro_batches)
+            check_interleaved(layers, pipeline, phase.batch.micro_batches)
         except UnresolvableJob as error:
             raise UnresolvableJob(f"{where}: {error}") from None
     return RankCounts(phase.workers, processes, pipeline)
@@ -308,11 +373,12 @@ def state_sharding(phase: Phase, ranks: RankCounts) -> StateSharding:
 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:
     """Raise UnresolvableJob if there is no layout to choose from."""
-    if not has_some_layout(ranks, spec.model.layers, phase.batch.sequences):
-        pipeline = max(number for number in range(1, spec.model.layers + 1) if ranks % number == 0)
+    layers = layers_of(spec, phase)
+    if not has_some_layout(ranks, layers, phase.batch.sequences):
+        pipeline = max(number for number in range(1, layers + 1) if ranks % number == 0)
         raise UnresolvableJob(
             f"{where}.parallelism.layout Auto: {ranks} ranks are at least {ranks // pipeline} data-parallel ranks for"
-            f" spec.model.layers {spec.model.layers}, but a step has {phase.batch.sequences} sequences; raise"
+            f" {layers_field(phase)} {layers}, but a step has {phase.batch.sequences} sequences; raise"
             " batch.sequences or lower workers"
         )
 
@@ -399,7 +465,7 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
     numbers."""
     if layers % pipeline:
         raise UnresolvableJob(
-            f"the schedule Interleaved on {pipeline} pipeline ranks needs a multiple of them as spec.model.layers,"
+            f"the schedule Interleaved on {pipeline} pipeline ranks needs a multiple of them as the number of layers,"
             f" which is {layers}; set parallelism.pipeline to a divisor"
         )
     rounds = max(1, micro_batches // pipeline)
@@ -415,7 +481,7 @@ def has_equal_rounds(spec: PseudoRealJobSpec, phase: Phase, pipeline: int, micro
     `check_interleaved`."""
     if phase.parallelism.schedule != "Interleaved" or phase.parallelism.layout == "Auto":
         return True
-    return spec.model.layers % pipeline == 0 and micro_batches % max(1, micro_batches // pipeline) == 0
+    return layers_of(spec, phase) % pipeline == 0 and micro_batches % max(1, micro_batches // pipeline) == 0
 
 
 def gpus_of(phase: Phase) -> int:

@@ -13,6 +13,7 @@ from pseudoreal_api.wire.contract import Since
 from pseudoreal_api.wire.messages import MOST_SPARES
 
 Pattern = Literal["Cycle", "Segment"]
+GrowthPattern = Literal["Stack", "Interleave"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
 Keep = Literal["Inputs", "All"]
@@ -46,6 +47,17 @@ class Sharing(ApiModel):
     @property
     def shares_experts_alone(self) -> bool:
         return self.parts == ["Experts"]
+
+
+class Growth(ApiModel):
+    """Source layers of a phase with more layers than the phase before."""
+
+    pattern: GrowthPattern = Field(
+        "Stack",
+        description="pattern says which layer of the phase before, with K layers, layer i of L begins as. Stack: layer"
+        " i mod K, so that the layers follow one another once more. Interleave: layer i * K / L, rounded down, so that"
+        " copies of a layer stand side by side.",
+    )
 
 
 class GradientCorrelation(ApiModel):
@@ -301,6 +313,19 @@ class Phase(ApiModel):
 
     name: DnsLabel = Field(
         description="name is unique within the job; it becomes part of the names of pods and checkpoints."
+    )
+    layers: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="layers is the number of layers in this phase: at most those of model, at least those of the phase"
+        " before; the last phase has all. Weights of a shallow phase begin at the scale of its own depth."
+        " Omitted: model.layers.",
+    )
+    growth: Growth | None = Field(
+        None,
+        description="growth says which layers of the phase before the layers of this one begin as, where it has more."
+        " No byte is copied. Omitted: as with pattern Stack.",
     )
     sharing: Sharing | None = Field(
         None, description="sharing says which layers share weights. Omitted: every layer owns its weights."

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from pseudoreal_api.resolved.elastic import laid_out
-from pseudoreal_api.resolved.resolve import UnresolvableJob, rank_counts, state_sharding
+from pseudoreal_api.resolved.resolve import UnresolvableJob, growth_text, rank_counts, state_sharding
 from pseudoreal_api.status.status import Fault, PhaseStatus, Progress
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_operator.observe.view import Pod
@@ -22,7 +22,7 @@ _NEWEST_EVENTS = 10
 def description(job: ObservedJob, pods: Sequence[Pod], events: Sequence[Json], now: datetime) -> list[str]:
     """Return the lines of the description. `pods` are the pods of the newest execution."""
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
-    lines += _part("Phases", phase_table(job, now))
+    lines += _part("Phases", [*phase_table(job, now), *_growths(job)])
     lines += _part("Layouts", _layouts(job))
     lines += _part("Ranks", rank_map(job, pods, now))
     lines += _part(_nodes_title(job), node_map(job))
@@ -103,6 +103,14 @@ def phase_table(job: ObservedJob, now: datetime) -> list[str]:
     """Return a table with one line per phase."""
     heads = ("PHASE", "STATE", "ENDS AT", "STEP", "LOSS", "VAL-LOSS", "TOOK", "CHECKPOINT")
     return columns([heads, *(_phase(job, name, now) for name in job.phase_names)])
+
+
+def _growths(job: ObservedJob) -> list[str]:
+    """Return a line for each phase with more layers than the phase before."""
+    if job.spec is None:
+        return []
+    texts = ((phase.name, growth_text(job.spec, index)) for index, phase in enumerate(job.spec.phases))
+    return [f"{name}: {text}" for name, text in texts if text]
 
 
 def _phase(job: ObservedJob, name: str, now: datetime) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Literal
 from zlib import crc32
 
 from pseudoreal_api.names import claim_name, work_folder
+from pseudoreal_api.resolved.resolve import growth_text
 from pseudoreal_api.spec.recovery import Restart
 from pseudoreal_api.status.status import Fault, PseudoRealJobStatus, Retries
 
@@ -85,7 +86,9 @@ def start_events(view: View) -> Iterator[Event]:
     if is_started(view.status.phases, view.stage):
         return
     if view.stage.kind is StageKind.DELINK:
-        yield event(view, Reason.DELINK_STARTED, f"The delink into phase {view.stage.phase} starts.")
+        grown = growth_text(view.spec, view.stage.index)
+        text = f"The delink into phase {view.stage.phase} starts{f': it is {grown}' if grown else ''}."
+        yield event(view, Reason.DELINK_STARTED, text)
     else:
         yield event(view, Reason.PHASE_STARTED, f"Phase {view.stage.phase} starts.")
 

@@ -221,7 +221,8 @@ def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
     old, generation, now = view.observed.status, view.metadata.generation, view.now
     problem = None if decision.ended else find_problem(view.spec)
     accepted = not_accepted(problem) if problem else decision.accepted
-    wanted = [accepted, decision.progressing, conditions.delinked_condition(decision.status.phases), decision.suspended]
+    delinked = conditions.delinked_condition(view.spec, decision.status.phases)
+    wanted = [accepted, decision.progressing, delinked, decision.suspended]
     wanted += [decision.ended] if decision.ended else []
     return status_with(
         with_served(view.spec, decision.status),

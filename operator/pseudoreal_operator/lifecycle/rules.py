@@ -89,8 +89,8 @@ def complete_stage(view: View) -> Decision | None:
 
 def _done(view: View, phase: PhaseStatus) -> Event:
     if view.stage.kind is StageKind.DELINK:
-        text = f"Phase {phase.name} will start from the delinked checkpoint {phase.start_checkpoint}."
-        return event(view, Reason.DELINK_COMPLETED, text)
+        start = conditions.start_checkpoint_text(view.spec, view.stage.index, phase)
+        return event(view, Reason.DELINK_COMPLETED, f"Phase {phase.name} will start from {start}.")
     losses = f"loss {phase.loss}, validation loss {phase.validation_loss}, in nats per token"
     text = f"Phase {phase.name} is done at step {phase.step}: {losses}; checkpoint {phase.end_checkpoint}."
     return event(view, Reason.PHASE_COMPLETED, text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
-from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts, state_sharding
+from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, model_of, rank_counts, state_sharding
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Phase, Sharing
@@ -26,9 +26,10 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     ranks = rank_counts(spec, phase)
     shards = 1 if state_sharding(phase, ranks) == "None" else ranks.data_ranks
     # A rank has at most as many blocks, and as many sets of experts, as layers.
-    layers, owned = -(-spec.model.layers // ranks.pipeline), _Owned.of(spec.model, explicit_sharing(spec, phase))
+    model = model_of(spec, phase)
+    layers, owned = -(-model.layers // ranks.pipeline), _Owned.of(model, explicit_sharing(spec, phase))
     blocks, experts = min(owned.dense + owned.mixtures, layers), min(owned.sets, layers)
-    parameters = (blocks * _largest_block(spec.model) + experts * _experts(spec.model) + _ends(spec.model)) // shards
+    parameters = (blocks * _largest_block(model) + experts * _experts(model) + _ends(model)) // shards
     return _quantity(parameters * _WORDS * _word(spec) * ranks.processes_per_worker)
 
 
@@ -45,8 +46,8 @@ def claim_size(spec: PseudoRealJobSpec) -> str:
 
 def _checkpoint(spec: PseudoRealJobSpec, phase: Phase) -> int:
     """Return the bytes of a checkpoint in a phase: master weights and two moments."""
-    owned = _Owned.of(spec.model, explicit_sharing(spec, phase))
-    return 3 * _word(spec) * (owned.parameters(spec.model) + _ends(spec.model))
+    model = model_of(spec, phase)
+    return 3 * _word(spec) * (_Owned.of(model, explicit_sharing(spec, phase)).parameters(model) + _ends(model))
 
 
 def _word(spec: PseudoRealJobSpec) -> int:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from pseudoreal_api.resolved.resolve import growth_text
+from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.status.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
@@ -61,7 +63,13 @@ def not_accepted(sentence: str) -> NewCondition:
     return NewCondition("Accepted", "False", "InvalidSpec", sentence)
 
 
-def delinked_condition(phases: Sequence[PhaseStatus]) -> NewCondition:
+def start_checkpoint_text(spec: PseudoRealJobSpec, index: int, phase: PhaseStatus) -> str:
+    """Return the first checkpoint of the phase at `index`, and what the transition did."""
+    grown = growth_text(spec, index)
+    return f"the {'' if grown else 'delinked '}checkpoint {phase.start_checkpoint}{f', {grown}' if grown else ''}"
+
+
+def delinked_condition(spec: PseudoRealJobSpec, phases: Sequence[PhaseStatus]) -> NewCondition:
     wanted = phases[1:]
     done = [phase for phase in wanted if phase.start_checkpoint]
     if not phases:
@@ -71,8 +79,8 @@ def delinked_condition(phases: Sequence[PhaseStatus]) -> NewCondition:
     if len(done) < len(wanted):
         return NewCondition("Delinked", "False", "Pending", f"{len(done)} of {len(wanted)} delinks are done.")
     last = wanted[-1]
-    text = f"Phase {last.name} starts from the delinked checkpoint {last.start_checkpoint}."
-    return NewCondition("Delinked", "True", "Completed", text)
+    start = start_checkpoint_text(spec, len(phases) - 1, last)
+    return NewCondition("Delinked", "True", "Completed", f"Phase {last.name} starts from {start}.")
 
 
 def merge_conditions(

@@ -107,6 +107,7 @@ DESCRIBED: dict[str, tuple[ObservedJob, list[Json], list[Json]]] = {
     ),
     "elastic": (job(ELASTIC, spec__phases__1__workers=4, spec__phases__1__elastic={"minWorkers": 1}), [], []),
     "in-place": (job(IN_PLACE), [pod(1), pod(0)], []),
+    "growing": (job(TRAINING, spec__phases__0__layers=4), [pod(1), pod(0)], []),
     "fresh": (job(), [], []),
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
     "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),

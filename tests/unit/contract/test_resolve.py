@@ -6,8 +6,10 @@ import pytest
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.elastic import resized
-from pseudoreal_api.resolved.resolve import UnresolvableJob, delink_config, last_steps, phase_config
+from pseudoreal_api.resolved.resolve import UnresolvableJob, delink_config, last_steps, model_of, phase_config
 from pseudoreal_api.spec.check import check_job
+from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.wire.contract import with_contract
 
 from tests.support.jobs import good_job
 
@@ -159,7 +161,7 @@ def test_a_pipeline_of_all_ranks() -> None:
                 "spec__phases__1__parallelism": {"pipeline": "AllRanks", "schedule": "Interleaved"},
                 "spec__phases__1__workers": 3,
             },
-            r"Interleaved on 3 pipeline ranks needs a multiple of them as spec.model.layers, which is 8",
+            r"Interleaved on 3 pipeline ranks needs a multiple of them as the number of layers, which is 8",
         ),
         (
             {
@@ -258,3 +260,100 @@ def test_a_collective_may_wait_longer_than_the_clocks_of_hang() -> None:
 def test_ranks_know_how_many_gpus_their_pod_asked_for() -> None:
     assert _resolve().gpus == 0
     assert _resolve(spec__phases__1__resources=GPUS, spec__phases__1__batch={"sequences": 32}).gpus == 8
+
+
+BATCH = {"sequences": 8}
+SHALLOW = {"name": "shallow", "layers": 4, "until": {"step": 5}, "batch": BATCH}
+HALVES = {"sharing": {"blocks": 2}}
+DEEP = {"name": "deep", "until": {"step": 20}, "batch": BATCH}
+
+
+def test_phase_has_its_own_layers() -> None:
+    """With it goes what the model says of single layers, and every check of the phase."""
+    model = {"attention": {"heads": 4, "window": {"size": 16, "layers": [1, 6]}}}
+    model |= {"experts": {"count": 4, "denseLayers": [0, 4]}}
+    changes = {f"spec__model__{name}": value for name, value in model.items()}
+    job = check_job(good_job(**changes, spec__phases=[SHALLOW | {"layers": 1}, DEEP]))
+    with pytest.raises(
+        UnresolvableJob, match=r"growth, Stack from 1 layers to 8: layer 1, one with experts, would begin"
+    ):
+        check_resolvable(job.spec)
+    job = check_job(good_job(**changes, spec__phases=[SHALLOW, DEEP]))
+    check_resolvable(job.spec)
+    shallow, deep = (phase_config(job, i, execution=1, work_directory="/w", offload_directory="/o") for i in (0, 1))
+    assert (shallow.model.layers, deep.model) == (4, job.spec.model)
+    assert shallow.sharing.blocks == 4
+    assert shallow.model.attention.window is not None
+    assert shallow.model.attention.window.layers == [1]
+    assert shallow.model.experts is not None
+    assert shallow.model.experts.dense_layers == [0]
+    assert model_of(job.spec, Phase.model_validate(SHALLOW | {"layers": 1})).attention.window is None, "no layer has it"
+    delink = delink_config(job, 1, execution=1, work_directory="/w")
+    assert (delink.to_model, delink.growth, delink.to_sharing.blocks) == (deep.model, "Stack", 8)
+    assert with_contract(delink)["contractVersion"] == 4, "an earlier trainer would delink without growing"
+
+
+@pytest.mark.parametrize(
+    ("phases", "says"),
+    [
+        ([SHALLOW | {"layers": 9}, DEEP], r"phases\[shallow\].layers 9 must be at most spec.model.layers 8; lower it"),
+        ([SHALLOW, SHALLOW | {"name": "two", "layers": 2}, DEEP], r"phases\[two\].layers 2 must be at least the 4 of"),
+        ([SHALLOW | {"growth": {}}, DEEP], r"phases\[shallow\].growth: there is no phase before"),
+        (
+            [SHALLOW | {"layers": 8}, DEEP | {"growth": {}}],
+            r"phases\[deep\].growth needs more layers than the phase before has, but phase shallow has 8 as well",
+        ),
+        ([SHALLOW | {"sharing": {"blocks": 3}}, DEEP], r"sharing.blocks 3 must divide spec.phases\[shallow\].layers 4"),
+        (
+            [SHALLOW | {"workers": 8, "parallelism": {"pipeline": 8}}, DEEP],
+            r"parallelism.pipeline 8 must be at most spec.phases\[shallow\].layers 4",
+        ),
+        (
+            [SHALLOW | {"workers": 8, "parallelism": {"pipeline": "AllRanks"}}, DEEP],
+            r"more than spec.phases\[shallow\].layers 4; lower workers",
+        ),
+        (
+            [SHALLOW | {"workers": 3, "parallelism": {"pipeline": 3, "schedule": "Interleaved"}}, DEEP],
+            r"Interleaved on 3 pipeline ranks needs a multiple of them as the number of layers, which is 4",
+        ),
+        (
+            [SHALLOW | {"until": {"step": 5, "gradientCorrelation": {}}}, DEEP],
+            r"the phase has 4 blocks for spec.phases\[shallow\].layers 4; remove it",
+        ),
+        (
+            [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"pattern": "Interleave"}}],
+            r"phases\[deep\].growth, Interleave from 4 layers to 8: layer 2 shares new block 0 with a layer of old"
+            r" block 0, but begins with old block 1; .*; change growth.pattern, sharing or layers",
+        ),
+        (
+            [SHALLOW | HALVES, SHALLOW | {"name": "two", "sharing": {"blocks": 2, "pattern": "Segment"}}, DEEP],
+            r"phases\[two\].sharing: layer 1 shares new block 0 .*must refine",
+        ),
+        (
+            [SHALLOW | {"offload": {"homes": [{"unit": "blocks.4", "home": "Host"}]}}, DEEP],
+            r"there is no blocks.4, as the phase has 4 blocks",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_are_refused_with_a_sentence(phases: Any, says: str) -> None:
+    untils = [phase["until"] | {"step": 5 * number} for number, phase in enumerate(phases, 1)]
+    phases = [phase | {"until": until} for phase, until in zip(phases, untils, strict=True)]
+    spec = check_job(good_job(spec__phases=phases)).spec
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)
+
+
+def test_dense_layers_of_a_shallow_phase_share_no_block_with_others() -> None:
+    experts = {"count": 4, "denseLayers": [1, 5]}
+    spec = check_job(good_job(spec__model__experts=experts, spec__phases=[SHALLOW | HALVES, DEEP])).spec
+    with pytest.raises(UnresolvableJob, match=r"sharing: layer 1 of .*denseLayers shares a block with layer 3"):
+        check_resolvable(spec)
+
+
+def test_warmup_follows_a_growth_and_nothing_is_measured_before_it() -> None:
+    """Also where the blocks stay as many."""
+    delink = {"optimizerState": "Measured", "warmupSteps": 7}
+    phases = [SHALLOW | HALVES, DEEP | {"sharing": {"blocks": 2}}]
+    job = check_job(good_job(spec__phases=phases, spec__delink=delink))
+    shallow, deep = (phase_config(job, i, execution=1, work_directory="/w", offload_directory="/o") for i in (0, 1))
+    assert (shallow.measure, deep.warmup_steps) == (None, 7)

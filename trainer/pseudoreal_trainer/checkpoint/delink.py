@@ -1,13 +1,14 @@
-"""Delink: split shared blocks into blocks that fewer layers share, without copying. The new checkpoint is a manifest
-that maps each block to bytes of an older checkpoint."""
+"""Transition between two phases without copying: a delink splits shared blocks into blocks that fewer layers share, a
+growth adds layers that begin as others. The new checkpoint is a manifest that maps each block to bytes of an older
+checkpoint."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig
-from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
-from pseudoreal_api.spec.phase import OptimizerState, Sharing
+from pseudoreal_api.resolved.layers import Sources, number_of_blocks
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import GrowthPattern, OptimizerState, Sharing
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -31,14 +32,20 @@ def delink(config: DelinkConfig) -> TerminationMessage:
             f"phase {config.from_phase} has no complete checkpoint in {store.folder}; it must finish before"
             f" {config.phase} can be delinked from it"
         )
-    manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
+    target = Target(config.to_sharing, config.to_model, config.growth)
+    manifest = delinked(source.manifest, config.phase, target, config.optimizer_state)
     phase = manifest.phase_index if config.index is None else config.index
     Fence(store.work_directory, config.execution, phase=phase).claim()
     manifest = manifest.revised(execution=config.execution)
     manifest = _find_verified(store, manifest) or _commit(store, manifest)
     assert manifest.link is not None, "`delinked` always sets a link"
-    log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=len(manifest.link.blocks),
-             sets_of_experts=len(manifest.link.experts))  # fmt: skip
+    owned = {"blocks": len(manifest.link.blocks), "sets_of_experts": len(manifest.link.experts)}
+    before, layers = source.manifest.model.layers, manifest.model.layers
+    if layers > before:
+        log.info("grown", checkpoint=manifest.name, parent=manifest.parent, layers_before=before, layers=layers,
+                 pattern=config.growth, **owned)  # fmt: skip
+    else:
+        log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, **owned)
     return TerminationMessage(
         outcome="Succeeded",
         phase=config.phase,
@@ -51,20 +58,34 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     )
 
 
-def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: OptimizerState) -> Manifest:
-    """Return the manifest of the same weights with the blocks of the next phase. Pure.
+@dataclass(frozen=True)
+class Target:
+    """Layers and sharing of the next phase."""
+
+    sharing: Sharing
+    model: Model | None = None
+    """None: the model of the source."""
+    growth: GrowthPattern | None = None
+    """Which layer of the source each layer begins as; None: `model` has no more layers."""
+
+
+def delinked(source: Manifest, phase: str, target: Target, optimizer_state: OptimizerState) -> Manifest:
+    """Return the manifest of the same weights with the layers and blocks of the next phase. Pure.
 
     Raises ValueError if the new sharing does not refine the old sharing.
     """
-    change = _Change.of(source, sharing)
+    change = _Change.of(source, target)
     if change.is_none:
         optimizer_state = "Copy"
-    link = _link(source, change, _Divisors.of(source, sharing, change, optimizer_state))
+    elif change.is_growth and optimizer_state == "Measured":
+        optimizer_state = "Scale"  # gradients of layers that do not exist yet cannot be measured
+    link = _link(source, change, _Divisors.of(source, target.sharing, change, optimizer_state))
     return source.revised(
         phase=phase,
         phase_index=source.phase_index + 1,
         phase_begin=source.step,
-        sharing=sharing,
+        model=target.model or source.model,
+        sharing=target.sharing,
         start_validation_loss=None,
         validation_loss=None,
         phase_complete=False,
@@ -78,56 +99,41 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
     )
 
 
-def block_sources(before: Sequence[int | None], after: Sequence[int | None], what: str = "block") -> dict[int, int]:
-    """Return new number -> old number: the block, or the expert set, that the same layers used before. Entry l of
-    `before` and `after` is the number used by layer l; None: layer l uses nothing of the kind.
-
-    Raises ValueError if the layers of one new number used several old numbers: then the new sharing does not refine the
-    old sharing.
-    """
-    found: dict[int, int] = {}
-    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old is None or new is None:
-            continue
-        if found.setdefault(new, old) != old:
-            raise ValueError(
-                f"layer {layer} shares new {what} {new} with a layer of old {what} {found[new]}, but used old {what}"
-                f" {old}; a phase's sharing must refine that of the phase before"
-            )
-    return found
-
-
 @dataclass(frozen=True)
 class _Change:
-    """Change of the sharing of blocks and expert sets from this phase to the next."""
+    """Change of the layers, and of the sharing of blocks and expert sets, from this phase to the next."""
 
-    blocks: dict[int, int]
-    """Number of each block of the next phase -> number of its source in this phase."""
-    experts: dict[int, int]
-    """The same mapping for expert sets; empty without experts."""
+    sources: Sources
     block_uses: float
-    """Number of blocks in the next phase divided by the number in this phase."""
+    """Number of layers that use a block of this phase, divided by the number that use a block of the next phase."""
     expert_uses: float
     """The same ratio for expert sets; 1 without experts."""
+    is_growth: bool
+    """True if the next phase has more layers."""
 
     @classmethod
-    def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
-        """Return the change from the sharing of `source` to `sharing`. Raises ValueError if the new sharing does not
+    def of(cls, source: Manifest, target: "Target") -> "_Change":
+        """Return the change from the phase of `source` to `target`. Raises ValueError if the new sharing does not
         refine the old sharing."""
-        model = source.model
-        before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
-        had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))
-        blocks, experts = block_sources(before, after), block_sources(had, gets, "set of experts")
-        old_sets = len(sets_of(had)) or 1
-        return cls(blocks, experts, len(blocks) / len(set(before)), max(1, len(experts)) / old_sets)
+        before, model = source.model, target.model or source.model
+        sources = Sources.of(target.growth, (before, source.sharing), (model, target.sharing))
+        old_sets = len({*sources.experts.values()})
+        return cls(
+            sources,
+            before.layers * len(sources.blocks) / (number_of_blocks(source.sharing, before.layers) * model.layers),
+            before.layers_with_experts * len(sources.experts) / (old_sets * model.layers_with_experts)
+            if old_sets
+            else 1,
+            model.layers > before.layers,
+        )
 
     @property
     def is_none(self) -> bool:
-        return self.block_uses == self.expert_uses == 1
+        return self.block_uses == self.expert_uses == 1 and not self.is_growth
 
     def divides(self, unit: str) -> bool:
-        """Return True if the number of blocks changes, or the number of expert sets if `unit` is an expert set."""
-        return (self.expert_uses if are_experts(unit) else self.block_uses) != 1
+        """Return True if the uses of the unit change, or its layers are copied."""
+        return self.is_growth or (self.expert_uses if are_experts(unit) else self.block_uses) != 1
 
 
 @dataclass(frozen=True)
@@ -146,15 +152,17 @@ class _Divisors:
 
         The gradient of a shared block is the sum over the n layers that used it; a layer's own block gets one of the n
         terms. First moments are therefore divided by n, and second moments, which average squares, by n². The same
-        holds for experts.
+        holds for experts. Where more layers use a block than before, n is less than 1.
         """
         blocks, experts = ((uses, uses**2) for uses in (change.block_uses, change.expert_uses))
         match optimizer_state:
             case "Copy":
                 return cls((1, 1), (1, 1), {})
             case "Reset":
-                # Units that are shared as before keep their moments.
-                blocks, experts = ((1.0, 1.0) if kind[0] == 1 else (0.0, 0.0) for kind in (blocks, experts))
+                # Units of the same layers as before keep their moments.
+                blocks, experts = (
+                    (0.0, 0.0) if change.divides(unit) else (1.0, 1.0) for unit in (block_name(0), experts_name(0))
+                )
                 return cls(blocks, experts, {})
             case "Scale":
                 return cls(blocks, experts, {})
@@ -193,17 +201,17 @@ def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
     assert source.link is None or not divisors.measured, "a measured checkpoint was saved by training, without a link"
     old = source.link or Link(
         folder=source.name,
-        blocks=list(range(len({*change.blocks.values()}))),
+        blocks=list(range(number_of_blocks(source.sharing, source.model.layers))),
         first_moment_divisor=1,
         second_moment_divisor=1,
     )
     (first, second), (experts_first, experts_second) = divisors.blocks, divisors.experts
     return Link(
         folder=old.folder,
-        blocks=[old.blocks[change.blocks[block]] for block in sorted(change.blocks)],
+        blocks=[old.blocks[source] for _, source in sorted(change.sources.blocks.items())],
         first_moment_divisor=old.first_moment_divisor * first,
         second_moment_divisor=old.second_moment_divisor * second,
-        experts={number: old.source(experts_name(source)) for number, source in change.experts.items()},
+        experts={number: old.source(experts_name(source)) for number, source in change.sources.experts.items()},
         experts_first_moment_divisor=old.divisor_of(_ANY_EXPERTS, "first_moment") * experts_first,
         experts_second_moment_divisor=old.divisor_of(_ANY_EXPERTS, "second_moment") * experts_second,
         second_moment_divisors=divisors.measured
@@ -221,8 +229,8 @@ def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
     """Return the step counts at the start of the next phase. Units with moments reset to zero start at count 0."""
     left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
     origins = {
-        **{block_name(new): block_name(old) for new, old in change.blocks.items()},
-        **{experts_name(new): experts_name(old) for new, old in change.experts.items()},
+        **{block_name(new): block_name(old) for new, old in change.sources.blocks.items()},
+        **{experts_name(new): experts_name(old) for new, old in change.sources.experts.items()},
     }
     done = {unit: 0 if reset and change.divides(unit) else source.of(old) for unit, old in origins.items()}
     blocks = source.blocks if any(done.values()) else 0

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
 
-from pseudoreal_trainer.checkpoint.delink import delinked
+from pseudoreal_trainer.checkpoint.delink import Target, delinked
 from pseudoreal_trainer.checkpoint.heads import HeadCache, read_manifest
 from pseudoreal_trainer.checkpoint.manifest import Head, Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
@@ -255,7 +255,7 @@ def delink(
     """
     sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern, parts=[part])
     try:
-        manifest = delinked(checkpoint.manifest, phase, sharing, optimizer_state)
+        manifest = delinked(checkpoint.manifest, phase, Target(sharing), optimizer_state)
         _check_absent(checkpoint.store.folder / manifest.name)
         checkpoint.store.verify(checkpoint.manifest)
         target = checkpoint.store.begin(manifest)

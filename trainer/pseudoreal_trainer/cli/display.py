@@ -85,6 +85,9 @@ class Display:
                 self.sample = event
             case "delinked":
                 self._print(f"delinked into {_blocks_text(event)}: {event['checkpoint']} from {event['parent']}")
+            case "grown":
+                depths = f"from {event['layers_before']} to {event['layers']} layers ({event['pattern']})"
+                self._print(f"grown {depths} of {_blocks_text(event)}: {event['checkpoint']} from {event['parent']}")
             case _ if event.get("level") in ("warning", "error"):
                 self._print(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
 

@@ -10,8 +10,12 @@ _LACKS = (
 _NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
 
 
+# Other rules on a phase with `layers` of its own are in resolved/check.py: the CRD has no room for them.
+_LAST = "self.phases[size(self.phases) - 1]"
+
+
 def blocks_of(phase: str) -> str:
-    """Return a CEL expression for the number of blocks of a phase."""
+    """Return a CEL expression for the number of blocks of a phase with all layers of the model."""
     return f"(has({phase}.sharing) ? {phase}.sharing.blocks : self.model.layers)"
 
 
@@ -134,14 +138,22 @@ TRAINING_RULES = (
         "spec.phases: the name %s is used by more than one phase; names must differ",
         "self.phases.filter(p, !self.phases.exists_one(q, q.name == p.name))[0].name",
     ),
+    on_job(
+        # Not in check.py: the operator checks the phases up to the present one, whatever is wrong with later ones.
+        f"!has({_LAST}.layers) || {_LAST}.layers == self.model.layers",
+        "spec.phases[%s].layers %d must be spec.model.layers %d, as the phase is the last one; leave it out",
+        f"{_LAST}.name",
+        f"{_LAST}.layers",
+        "self.model.layers",
+    ),
     on_each_phase(
-        f"self.model.layers % {blocks_of('p')} == 0",
+        f"has(p.layers) || self.model.layers % {blocks_of('p')} == 0",
         ".sharing.blocks %d must divide spec.model.layers %d",
         "p.sharing.blocks",
         "self.model.layers",
     ),
     on_each_phase(
-        "!has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
+        "has(p.layers) || !has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
         f" || 'Experts' in p.sharing.parts || {_DENSE_LAYERS}.all(l, {_NEXT_OF_BLOCK} in {_DENSE_LAYERS})",
         ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts; the two"
         " kinds have no weights in common",
@@ -153,13 +165,13 @@ TRAINING_RULES = (
         ".sharing.parts is Experts, but spec.model has no experts; set spec.model.experts, or remove parts",
     ),
     on_each_phase(
-        f"{_ALL_RANKS} || {_PIPELINE} <= self.model.layers",
+        f"has(p.layers) || {_ALL_RANKS} || {_PIPELINE} <= self.model.layers",
         ".parallelism.pipeline %d must be at most spec.model.layers %d",
         _PIPELINE,
         "self.model.layers",
     ),
     on_each_phase(
-        f"{_NOT_INTERLEAVED} || self.model.layers % {_PIPELINE} == 0",
+        f"has(p.layers) || {_NOT_INTERLEAVED} || self.model.layers % {_PIPELINE} == 0",
         ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule Interleaved",
         _PIPELINE,
         "self.model.layers",
@@ -294,7 +306,7 @@ TRAINING_RULES = (
         ".until has neither step nor tokens; set one, so that the phase ends even if the loss is never reached",
     ),
     on_each_phase(
-        f"!has(p.until.gradientCorrelation) || {blocks_of('p')} < self.model.layers",
+        f"has(p.layers) || !has(p.until.gradientCorrelation) || {blocks_of('p')} < self.model.layers",
         ".until.gradientCorrelation compares layers that share a block, but the phase has %d blocks for"
         " spec.model.layers %d; remove it or lower sharing.blocks",
         blocks_of("p"),
@@ -306,14 +318,14 @@ TRAINING_RULES = (
         "p.until.gradientCorrelation.below",
     ),
     on_each_pair(
-        _REFINES,
+        f"has({{p}}.layers) || {_REFINES}",
         ".sharing must refine that of phase %s: its %d blocks must be a multiple of %d, in the same pattern",
         "{p}.name",
         _BLOCKS_Q,
         _BLOCKS_P,
     ),
     on_each_pair(
-        f"!{_EXPERTS_P} || {_EXPERTS_Q} || {_BLOCKS_Q} == self.model.layers",
+        f"has({{p}}.layers) || !{_EXPERTS_P} || {_EXPERTS_Q} || {_BLOCKS_Q} == self.model.layers",
         ".sharing must refine that of phase %s, whose layers have blocks of their own and share experts alone: set"
         " sharing.parts to Experts, or remove sharing",
         "{p}.name",

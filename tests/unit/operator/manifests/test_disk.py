@@ -57,6 +57,16 @@ def test_size_limit_is_just_above_the_planned_bytes(changes: dict[str, Any], com
     assert "budget" in str(changes) or allowed <= 5 * needed + 2 * 2**30
 
 
+def test_size_limit_of_a_shallow_phase_is_that_of_a_model_of_its_depth() -> None:
+    deep = {"name": "deep", "until": {"step": 20}, "batch": {"sequences": 8}}
+    shallow = deep | {"name": "shallow", "layers": 2, "until": {"step": 10}, "offload": {"home": "Disk"}}
+    grown, alone = (
+        make_job(spec__model=LARGE | {"layers": layers}, spec__phases=[shallow, *rest])
+        for layers, rest in ((8, [deep]), (2, []))
+    )
+    assert size_limit(grown.spec, grown.spec.phases[0]) == size_limit(alone.spec, alone.spec.phases[0])
+
+
 def test_size_limit_of_a_layout_to_be_chosen_is_that_of_the_largest_state() -> None:
     limits = [
         size_limit(job.spec, job.spec.phases[1])
@@ -86,6 +96,7 @@ def test_size_limit_of_a_layout_to_be_chosen_is_that_of_the_largest_state() -> N
         {"spec__model__experts": {"count": 4, "denseLayers": [0, 2, 4, 6]}},
         {"spec__model__experts": {"type": "TopK", "count": 4, "topK": {"perToken": 2, "size": 96, "sharedExperts": 2}}},
         {"spec__model__vocabularySize": 50_000},
+        {"spec__phases__0__layers": 4},
         {"spec__checkpoint__keepLast": 10},
         {"spec__checkpoint__keepEvery": 4},
         {"spec__checkpoint__keepEvery": 20},
@@ -98,8 +109,9 @@ def test_claim_has_room_for_twice_the_kept_checkpoints(changes: dict[str, Any], 
     word, ends, kept = (8 if compute == "float64" else 4), [10, 20], job.spec.checkpoint
     sizes = []
     for phase in job.spec.phases:
+        model = job.spec.model.model_copy(update={"layers": phase.layers or 8})
         blocks = phase.sharing.blocks if phase.sharing else 8
-        sizes.append(sum(3 * word * unit.numel for unit in units_of(job.spec.model, Sharing(blocks=blocks))))
+        sizes.append(sum(3 * word * unit.numel for unit in units_of(model, Sharing(blocks=blocks))))
     steps = [step for step in range(1, 21) if kept.keep_every and step % kept.keep_every == 0]
     needed = sum(sizes) + (kept.keep_last + 1) * max(sizes) + sum(sizes[step > ends[0]] for step in steps)
     assert 2 * needed <= bytes_of(claim_size(job.spec)) <= 2 * needed + 2**30 + 2**20

@@ -15,7 +15,7 @@ import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.layers import experts_of_layers
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.checkpoint.delink import delink, delinked
+from pseudoreal_trainer.checkpoint.delink import Target, delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import load_corpus
@@ -120,8 +120,8 @@ def test_delink_of_shared_experts_divides_only_the_moments_of_experts(
     train(config(0))
     store = CheckpointStore(tmp_path / "work", UID)
     before = newest(store, "pseudo")
-    halves = delinked(before.manifest, "halves", Sharing.model_validate(HALVES | ALONE), kind)  # type: ignore[arg-type]
-    own = delinked(halves, "own", Sharing(blocks=4), kind)  # type: ignore[arg-type]
+    halves = delinked(before.manifest, "halves", Target(Sharing.model_validate(HALVES | ALONE)), kind)  # type: ignore[arg-type]
+    own = delinked(halves, "own", Target(Sharing(blocks=4)), kind)  # type: ignore[arg-type]
     factors = dict(zip(KINDS, {"Copy": (1, 1, 1), "Scale": (1, 1 / 2, 1 / 4), "Reset": (1, 0, 0)}[kind], strict=True))
     for times, manifest, numbers in ((1, halves, (0, 2)), (2, own, (0, 1, 2, 3))):
         after = Reader(manifest, before.checkpoints)
@@ -243,13 +243,13 @@ def test_delink_with_measured_moments_is_refused_without_a_measurement(
     train(config(0))
     unmeasured = newest(CheckpointStore(tmp_path / "work", UID), "pseudo").manifest
     with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(Cycle\).*delink with Scale"):
-        delinked(unmeasured, "real", Sharing(blocks=4), "Measured")
+        delinked(unmeasured, "real", Target(Sharing(blocks=4)), "Measured")
     job_body["spec"]["delink"] = {"optimizerState": "Measured"}
     train(config(0, "measured"))
     measured = CheckpointStore(tmp_path / "measured", UID).newest("pseudo")
     assert measured is not None
     with pytest.raises(TrainingError, match=r"measured the gradients of 4 blocks \(Cycle\), and not .* 2 blocks"):
-        delinked(measured.manifest, "real", Sharing(blocks=2), "Measured")
+        delinked(measured.manifest, "real", Target(Sharing(blocks=2)), "Measured")
 
 
 def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
@@ -268,9 +268,9 @@ def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, 
     """4 layers: 1 block becomes 2, and these become 4, without a training step in between."""
     train(config(0))
     source = newest(CheckpointStore(tmp_path / "work", UID), "pseudo")
-    once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="Segment"), "Scale")
-    twice = delinked(once, "real", Sharing(blocks=4), "Scale")
-    at_once = delinked(source.manifest, "real", Sharing(blocks=4), "Scale")
+    once = delinked(source.manifest, "half", Target(Sharing(blocks=2, pattern="Segment")), "Scale")
+    twice = delinked(once, "real", Target(Sharing(blocks=4)), "Scale")
+    at_once = delinked(source.manifest, "real", Target(Sharing(blocks=4)), "Scale")
     folder = source.checkpoints
     for name, kind in product(Reader(at_once, folder).names, KINDS):
         assert np.array_equal(Reader(twice, folder).tensor(name, kind), Reader(at_once, folder).tensor(name, kind))
@@ -306,12 +306,12 @@ _HUGE = """
 import resource, sys
 from pathlib import Path
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.checkpoint.delink import delinked
+from pseudoreal_trainer.checkpoint.delink import Target, delinked
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 folder = Path(sys.argv[1])
 source = Manifest.model_validate_json((folder / "source.json").read_bytes())
-target = delinked(source, "real", Sharing(blocks=48), "Scale")
+target = delinked(source, "real", Target(Sharing(blocks=48)), "Scale")
 (folder / "target.json").write_text(target.to_json(indent=1))
 found = Manifest.model_validate_json((folder / "target.json").read_bytes())
 used = resource.getrusage(resource.RUSAGE_SELF)

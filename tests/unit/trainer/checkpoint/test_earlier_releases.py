@@ -262,7 +262,7 @@ def test_delink_of_a_delinked_old_checkpoint_sets_moments_to_zero(kept: Callable
     found = kept(SHARDED)
     source = found.reader(SHARDED_LINK).manifest
     source = source.revised(sharing={"blocks": 2}, link=found.reader(SHARDED_LINK).manifest.link)
-    again = delinking.delinked(source, "more", found.config(1).sharing, "Reset")
+    again = delinking.delinked(source, "more", delinking.Target(found.config(1).sharing), "Reset")
     reader = Reader(again, found.store.folder)
     moments = [array for kind in KINDS[1:] for name, array in reader.whole(kind).items() if name.startswith("blocks.")]
     assert moments
