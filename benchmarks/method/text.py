@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks.method.arms import VOCABULARY
+from benchmarks.method.arms import REGISTERED
 
 _CHUNK = 16_384
 """Characters of a document of the dictionary, before the next end of a paragraph."""
@@ -26,8 +26,8 @@ class Text:
     """One document in so many is kept for validation."""
 
 
-MAIN = Text("kernel", "linux-doc-6.1", one_in=24)
-TUNING = Text("dictionary", "dict-gcide", one_in=60)
+MAIN = Text(REGISTERED.text, "linux-doc-6.1", one_in=24)
+TUNING = Text(REGISTERED.tuning_text, "dict-gcide", one_in=60)
 
 
 def prepare_texts(folder: Path, texts: Sequence[Text] = (MAIN, TUNING)) -> None:
@@ -49,7 +49,7 @@ def _prepare(text: Text, folder: Path, work: Path) -> None:
             held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % text.one_in == 0
             (validation if held_out else train).write(json.dumps({"text": content}) + "\n")
     if text is MAIN:
-        _data("train-tokenizer", parts["train"], "--output", own, "--vocabulary-size", VOCABULARY)
+        _data("train-tokenizer", parts["train"], "--output", own, "--vocabulary-size", REGISTERED.vocabulary)
     else:
         own.mkdir(parents=True, exist_ok=True)
         (own / "tokenizer.json").write_bytes(tokenizer.read_bytes())
