@@ -19,6 +19,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.time.hardware import read_profile
 from pseudoreal_trainer.plan.sizes import Device
+from pseudoreal_trainer.storage.durable import write_atomically
 from pydantic import BaseModel
 
 from benchmarks.gpu.machine import describe
@@ -30,7 +31,7 @@ from benchmarks.method.schedule import planned
 from benchmarks.method.training import Place, quiet, train
 from benchmarks.method.trials import Trials, train_all
 
-_LEAST_STEPS = 50
+_LEAST_STEPS = 20
 """Steps of the full budget, so that budgets, decays and stages begin at different steps."""
 _TIMED_STEPS = 12
 _ROUNDED_TO = 64
@@ -100,7 +101,7 @@ def main(
     data, scratch = data.resolve(), scratch.resolve()
     text, held_out = _index(data / "train"), _index(data / "validation")
     scale = _scale(data, study, names, seeds, text, tiny=tiny)
-    place = Place(scratch, data.parent, device, threads=len(os.sched_getaffinity(0)))
+    place = Place(scratch, data.parent, device, threads=len(os.sched_getaffinity(0)) if device == "cuda" else 1)
     scratch.mkdir(parents=True, exist_ok=True)
     wanted = Settled(study=study, data=str(data), tiny=tiny, wanted_tokens=tokens, wanted_hours=hours, tokens=0)
     known = _known(scratch, wanted)
@@ -114,7 +115,7 @@ def main(
         known = wanted.model_copy(update={"tokens": tokens})
     scale = with_tokens(scale, study, known.tokens)
     _check_budget(scale, study, text, data)
-    _file(scratch).write_text(known.model_dump_json())
+    write_atomically(_file(scratch), known.model_dump_json())
     machine = describe(device)
     _announce(scale, study, text, held_out, machine.device, pace)
     results = scratch / f"{study}.csv"

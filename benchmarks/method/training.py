@@ -22,6 +22,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pseudoreal_trainer.data.tokens.native import native_files
 from pseudoreal_trainer.plan.sizes import Device
+from pseudoreal_trainer.storage.durable import write_atomically
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.method.chain import NAME, Link
@@ -88,7 +89,7 @@ def train(link: Link, place: Place) -> Trained:
     folder.mkdir(parents=True)
     parent = None if link.parent is None else place.known(link.parent)
     if parent is not None and parent.has_diverged:
-        (folder / _RECORD).write_text(_diverged(link, parent.device).model_dump_json())
+        _write(_diverged(link, parent.device), folder)
     else:
         process = Forked(_train, link, place)
         if code := process.wait(_MOST_SECONDS):
@@ -98,6 +99,11 @@ def train(link: Link, place: Place) -> Trained:
     found = place.known(link)
     assert found is not None, "the process has written the record"
     return found
+
+
+def _write(record: Trained, folder: Path) -> None:
+    # The record says that the link is complete, so half of one must never be seen.
+    write_atomically(folder / _RECORD, record.model_dump_json())
 
 
 def _diverged(link: Link, device: str) -> Trained:
@@ -125,7 +131,7 @@ def _train(link: Link, place: Place) -> None:
         if not str(error).endswith(REMEDY):
             raise
         record = _diverged(link, name)
-    (folder / _RECORD).write_text(record.model_dump_json())
+    _write(record, folder)
 
 
 def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Trained:
@@ -133,8 +139,11 @@ def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Tra
     from pseudoreal_trainer.checkpoint.delink import delink
     from pseudoreal_trainer.data.token_corpus import open_corpus
     from pseudoreal_trainer.engine.ranks.ranks import Ranks
+    from pseudoreal_trainer.training import validation
     from pseudoreal_trainer.training.phase import train_phase
 
+    # The text that the trainer writes after a phase would take longer than a short link.
+    validation.SAMPLE_TOKENS = 1
     job = link.job(data)
     peaks: list[int] = []
     for index in range(len(link.stages)):

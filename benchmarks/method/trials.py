@@ -5,7 +5,7 @@ Training continues where it ended: the scratch folder has the trained links, and
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,11 +54,13 @@ def train_all(trials: Trials) -> list[Result]:
     running: dict[Future[float], Link] = {}
     with ThreadPoolExecutor(trials.at_a_time) as pool:
         while True:
-            results = _collect(trials, results)
-            for link in _waiting(trials, results):
+            busy = {link.key for link in running.values()}
+            results = _collect(trials, results, busy)
+            for link in _waiting(trials, results, busy):
                 if len(running) == trials.at_a_time:
                     break
-                if all(link.key != other.key for other in running.values()):
+                if link.key not in busy:
+                    busy.add(link.key)
                     running[pool.submit(_timed, link, trials.place)] = link
             if not running:
                 return results
@@ -79,12 +81,15 @@ def _timed(link: Link, place: Place) -> float:
     return time.monotonic() - begin
 
 
-def _collect(trials: Trials, results: Sequence[Result]) -> list[Result]:
-    """Return the results with those of decays trained since, and write them."""
+def _collect(trials: Trials, results: Sequence[Result], busy: Collection[str]) -> list[Result]:
+    """Return the results with those of decays trained since, and write them. `busy`: keys of links in training, whose
+    folders their processes still use."""
     found = [*results]
     for one in trials.plan(results):
         for budget, decay in one.decays():
-            if not is_known(one, budget, results) and (trained := trials.place.known(decay)) is not None:
+            if decay.key in busy or is_known(one, budget, results):
+                continue
+            if (trained := trials.place.known(decay)) is not None:
                 found.append(_result(one, budget, decay, trained, trials.commit))
                 progress.note(f"{one.role} {one.run.label}, {budget:.0%}: {found[-1].loss:.4f}")
     if len(found) == len(results):
@@ -92,7 +97,7 @@ def _collect(trials: Trials, results: Sequence[Result]) -> list[Result]:
     write_results(found, trials.results)
     if not trials.keeps_links:
         _delete_links(trials, results, found)
-    return _collect(trials, found)
+    return _collect(trials, found, busy)
 
 
 def _delete_links(trials: Trials, before: Sequence[Result], now: Sequence[Result]) -> None:
@@ -103,13 +108,11 @@ def _delete_links(trials: Trials, before: Sequence[Result], now: Sequence[Result
             shutil.rmtree(trials.place.folder(link), ignore_errors=True)
 
 
-def _waiting(trials: Trials, results: Sequence[Result]) -> Iterator[Link]:
-    """Yield the first link of each run that is not trained yet, in the order of the runs."""
+def _waiting(trials: Trials, results: Sequence[Result], busy: Collection[str]) -> Iterator[Link]:
+    """Yield the first link of each run that is not trained yet, or is in training, in the order of the runs."""
     for one in trials.plan(results):
-        open_decays = (decay for budget, decay in one.decays() if not is_known(one, budget, results))
-        untrained = (link for decay in open_decays for link in decay.ancestry() if trials.place.known(link) is None)
-        # A decay may have been trained since the results were collected: then its run waits for nothing here.
-        yield from islice(untrained, 1)
+        needed = unfinished([one], results)
+        yield from islice((x for key, x in needed.items() if key in busy or trials.place.known(x) is None), 1)
 
 
 def _untrained(trials: Trials, results: Sequence[Result]) -> dict[str, Link]:
