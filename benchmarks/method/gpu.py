@@ -105,7 +105,7 @@ def main(
     scratch.mkdir(parents=True, exist_ok=True)
     wanted = Settled(study=study, data=str(data), tiny=tiny, wanted_tokens=tokens, wanted_hours=hours, tokens=0)
     known = _known(scratch, wanted)
-    pace = _predicted(scale, study, place, hardware) if hardware is not None else None
+    pace = predicted_pace(scale, study, place, hardware) if hardware is not None else None
     if known is None:
         if hours is not None:
             pace = pace or _timed(scale, study, place)
@@ -186,7 +186,8 @@ def _real_link(scale: Scale, study: Study, end: int | None = None) -> Link:
     return Link(run, run.arm.stages, end or run.steps)
 
 
-def _predicted(scale: Scale, study: Study, place: Place, hardware: Path) -> Pace:
+def predicted_pace(scale: Scale, study: Study, place: Place, hardware: Path) -> Pace:
+    """Return the planner's seconds of a real step. Raises UsageError."""
     link = _real_link(scale, study)
     config = phase_config(link.job(place.data(link)), 0, execution=1, work_directory=".", offload_directory=".")
     try:
@@ -198,7 +199,7 @@ def _predicted(scale: Scale, study: Study, place: Place, hardware: Path) -> Pace
 
 
 def _timed(scale: Scale, study: Study, place: Place) -> Pace:
-    """Train a few steps."""
+    """Return the pace of a short training."""
     link = _real_link(scale, study, _TIMED_STEPS)
     with progress.step(f"timing {_TIMED_STEPS} steps"):
         begin = time.monotonic()

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pseudoreal_api.names import work_directory
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pseudoreal_trainer.data.tokens.native import native_files
+from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.storage.durable import write_atomically
 from pydantic import BaseModel, ConfigDict
@@ -209,22 +209,29 @@ def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") ->
     sequence = manifest.model.sequence_length
     files = config.data.validation.sets[0].path
     assert files is not None, "`Link.spec` names the validation set's folder"
-    found = _windows(Path(files), sequence)
-    windows = torch.from_numpy(found[:: max(every, math.ceil(found.size / _MOST_TOKENS))].astype(np.int64))
+    windows = torch.from_numpy(validation_windows(Path(files), sequence, every))
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
         for batch in windows.split(max(1, _TOKENS_AT_ONCE // sequence)):
-            tokens = batch.to(device)
+            tokens = batch.to(device, torch.int64)
             logits = model(tokens[:, :-1])
             total += cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").double().cpu()
     count = windows[:, 1:].numel()
     return float(total) / count, count
 
 
-def _windows(folder: Path, sequence: int) -> NDArray[np.int32]:
-    """Return the windows of a folder of native token files, [W, sequence + 1]; neighbours share a token."""
-    tokens = np.concatenate([np.fromfile(str(run.file), run.dtype) for run in native_files(folder).runs])
-    return sliding_window_view(tokens.astype(np.int32), sequence + 1)[::sequence]
+def validation_windows(folder: Path, sequence: int, every: int) -> NDArray[np.int32]:
+    """Return one in `every` windows of a folder of native token files, [W, sequence + 1], or fewer of a large text.
+    Neighbours in the text share a token."""
+    files = native_files(folder)
+    assert files.vocabulary is not None, "native files state their vocabulary"
+    reader = TokenReader(files, files.vocabulary)
+    windows = (reader.tokens - 1) // sequence
+    every = max(every, math.ceil(windows * sequence / _MOST_TOKENS))
+    try:
+        return reader.windows(np.arange(0, windows, every, dtype=np.int64) * sequence, sequence + 1)
+    finally:
+        reader.close()
 
 
 def _status(key: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from click.testing import CliRunner, Result
 from pseudoreal_dev.machine.progress import progress
 
 from benchmarks.method import gpu
-from benchmarks.method.arms import FIRST_RATES, GPU, TINY, parameters
+from benchmarks.method.arms import FIRST_RATES, GPU, TINY, Study, parameters
+from benchmarks.method.budget import work_of
 from benchmarks.method.results import Result as Row
 from benchmarks.method.results import read_results, write_results
+from benchmarks.method.training import Place
 from benchmarks.method.trials import Trials
 from tests.unit.trainer.data.support.written import write_native
 
@@ -121,6 +124,26 @@ def test_a_gpu_trains_one_link_at_a_time_and_keeps_what_is_needed(command: Comma
     assert command("--tokens", "12800").exit_code == 0
     (trials,) = started
     assert (trials.at_a_time, trials.place.device, trials.keeps_links) == (1, "cpu", False)
+
+
+@pytest.mark.parametrize(
+    ("study", "sentence"),
+    [
+        ("dense", "{links} trainings of {tokens} B tokens in all, {hours} h, at {step} s a step"),
+        ("experts", "{links}, {tokens} B and {hours} h"),
+    ],
+)
+def test_the_page_says_how_much_work_it_is(study: Study, sentence: str) -> None:
+    hardware = Path("examples/hardware/gpu-machine.yaml")
+    scale = replace(GPU, arms={study: GPU.arms[study]}, sizes={study: GPU.sizes[study]}, vocabulary=50_304)
+    pace, work = gpu.predicted_pace(scale, study, Place(Path(), Path(), "cuda"), hardware), work_of(scale)
+    figures = {
+        "links": work.links,
+        "tokens": f"{work.steps * scale.tokens_of_a_step / 1e9:.0f}",
+        "step": f"{pace.step:.2f}",
+    }
+    wanted = sentence.format(**figures, hours=f"{work.seconds(pace.step) / 3600:.0f}")
+    assert wanted in Path("docs/gpus.md").read_text()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from benchmarks.method.results import read_results
 from benchmarks.method.schedule import planned, unfinished
 from benchmarks.method.training import Place, Trained, train
 from benchmarks.method.trials import Trials, train_all
+from tests.unit.trainer.data.support.written import write_native
 
 _SCALE = replace(
     REGISTERED,
@@ -171,8 +172,17 @@ def test_results_of_before_the_column_of_the_device_are_read(tmp_path: Path) -> 
 
 
 def test_windows_are_those_of_the_files_in_order(tmp_path: Path) -> None:
-    from tests.unit.trainer.data.support.written import write_native
-
     write_native(tmp_path, [[*range(1, 8)]], [[*range(10, 14)]], vocabulary=70_000)
     # Tokens: 1..7, 0, 10..13, 0; each window has the first token of the next one as its last target.
-    assert training._windows(tmp_path, 4).tolist() == [[1, 2, 3, 4, 5], [5, 6, 7, 0, 10], [10, 11, 12, 13, 0]]
+    windows = [[1, 2, 3, 4, 5], [5, 6, 7, 0, 10], [10, 11, 12, 13, 0]]
+    assert training.validation_windows(tmp_path, 4, every=1).tolist() == windows
+    assert training.validation_windows(tmp_path, 4, every=2).tolist() == windows[::2]
+
+
+def test_of_a_large_validation_text_windows_at_equal_distances_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_native(tmp_path, [[*range(1, 100)]])
+    monkeypatch.setattr(training, "_MOST_TOKENS", 20)
+    starts = [window[0] for window in training.validation_windows(tmp_path, 4, every=1).tolist()]
+    assert starts == [1, 21, 41, 61, 81]
