@@ -25,14 +25,14 @@ class Planned:
 
 
 def planned(results: Sequence[Result], scale: Scale = REGISTERED) -> Iterator[Planned]:
-    """Yield the runs that the results so far ask for, the most urgent first: the choice of rates, then the first size
-    of each study, seed by seed, then the other sizes."""
-    for study, known in scale.arms.items():
-        for arm in known:
-            if arm.tuned_as == arm.name:
-                yield from _tuning(study, arm, results, scale)
+    """Yield the runs that the results so far ask for, the most urgent first: study by study the choice of rates and the
+    first size, seed by seed; then the other sizes."""
     for rank in range(max(map(len, scale.sizes.values()))):
         for study, sizes in scale.sizes.items():
+            if rank == 0:
+                for arm in scale.arms[study]:
+                    if arm.tuned_as == arm.name:
+                        yield from _tuning(study, arm, results, scale)
             if rank < len(sizes):
                 chosen = {arm.tuned_as: rate_of(study, arm, results, scale) for arm in scale.arms[study]}
                 yield from compared(study, sizes[rank], chosen, scale)

@@ -6,8 +6,10 @@ from pseudoreal_api.resolved.elastic import check_elastic
 from pseudoreal_api.resolved.layers import Sources, blocks_of_layers, number_of_blocks, sets_of_experts
 from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
+    adds_experts,
+    adds_layers,
+    experts_of,
     explicit_sharing,
-    grows,
     growth_pattern,
     layers_of,
     model_of,
@@ -23,8 +25,13 @@ period in memory."""
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raise UnresolvableJob for the first impossible phase."""
+    if float(spec.delink.noise) > 1:
+        raise UnresolvableJob(f"spec.delink.noise {spec.delink.noise} must be at most 1, the scale of initial weights")
     for index, phase in enumerate(spec.phases):
         _check_layers(spec, index)
+        if phase.experts is not None:
+            _check_few_experts(spec, phase)
+        _check_added_experts(spec, index)
         if phase.layers is not None:
             _check_shallow(spec, phase)
         if index > 0 and spec.phases[index - 1].layers is not None:
@@ -53,10 +60,57 @@ def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
             f"{where}.layers {layers} must be at least the {layers_of(spec, before)} of phase {before.name}: no layers"
             " are taken away; raise it, or leave it out"
         )
-    if phase.growth is not None and not grows(spec, index):
+    if phase.growth is not None and not adds_layers(spec, index):
         raise UnresolvableJob(
             f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
             " remove growth, or set layers in that phase"
+        )
+
+
+def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    """Raise UnresolvableJob if the experts of a phase with `experts` cannot be routed to, or not be cut as the phase
+    says."""
+    where, experts, count = f"spec.phases[{phase.name}]", spec.model.experts, experts_of(spec, phase)
+    if experts is None:
+        raise UnresolvableJob(f"{where}.experts is {phase.experts}, but spec.model has no experts; remove it")
+    if count > experts.count:
+        raise UnresolvableJob(f"{where}.experts {count} must be at most spec.model.experts.count {experts.count}")
+    if experts.prototypes > 1:
+        raise UnresolvableJob(
+            f"{where}.experts needs spec.model.experts.prototypes 1, and it is {experts.prototypes}: a copy would be in"
+            " another prototype than the expert that it begins as; remove experts"
+        )
+    if experts.top_k and experts.top_k.per_token > count:
+        raise UnresolvableJob(
+            f"{where}.experts {count} must be at least spec.model.experts.topK.perToken {experts.top_k.per_token};"
+            " raise it"
+        )
+    parts = {
+        "parallelism.expertRanks": phase.parallelism.expert_ranks,
+        "parallelism.expertRanks times offload.expertGroups": phase.parallelism.expert_ranks
+        * phase.offload.expert_groups,
+    }
+    for field, number in parts.items():
+        if count % number:
+            raise UnresolvableJob(f"{where}.experts {count} must be a multiple of {field}, {number}; change them")
+
+
+def _check_added_experts(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if a phase has fewer experts than the phase before, or more that would stay equal."""
+    if index == 0:
+        return
+    before, phase = spec.phases[index - 1 : index + 1]
+    had, has = experts_of(spec, before), experts_of(spec, phase)
+    if has < had:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}].experts {has} must be at least the {had} of phase {before.name}: no experts are"
+            " taken away; raise it, or leave it out"
+        )
+    if adds_experts(spec, index) and float(spec.delink.noise) == 0:
+        raise UnresolvableJob(
+            f"spec.delink.noise must be greater than 0, as phase {phase.name} has {has} experts and phase {before.name}"
+            f" {had}: equal experts with equal routers get equal gradients, and would never part; set it to 0.01, for"
+            " instance"
         )
 
 
@@ -91,7 +145,7 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
     try:
         Sources.of(pattern, before, after)
     except ValueError as error:
-        if not grows(spec, index):
+        if not adds_layers(spec, index):
             raise UnresolvableJob(f"{where}.sharing: {error}") from None
         raise UnresolvableJob(
             f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"

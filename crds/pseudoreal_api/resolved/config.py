@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pseudoreal_api.base import ApiModel, Quantity
+from pseudoreal_api.base import ApiModel, DecimalString, Quantity
 from pseudoreal_api.spec.checkpoint import CheckpointMode, StartFrom
 from pseudoreal_api.spec.data import Data
 from pseudoreal_api.spec.logging import Logging
@@ -105,7 +105,7 @@ class PhaseConfig(_Kept):
     execution: int = Field(description="Number of this execution; a stale one must not commit.")
     phase: str = Field(description="Name of the phase.")
     index: int = Field(description="Position of the phase in the job.")
-    model: Model = Field(description="spec.model, with the layers of the phase.")
+    model: Model = Field(description="spec.model, with the layers and experts of the phase.")
     data: Data = Field(description="spec.data, with the path resolved.")
     optimizer: Optimizer = Field(description="spec.optimizer.")
     precision: Precision = Field(description="spec.precision.")
@@ -154,6 +154,9 @@ class PhaseConfig(_Kept):
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"
         " newer.",
     )
+    noise: Annotated[DecimalString, Since(4)] = Field(
+        "0", description="spec.delink.noise, where a transition begins the phase; otherwise 0."
+    )
     start_from: Annotated[StartFrom | None, Since(4)] = Field(
         None,
         description="spec.checkpoint.startFrom, with the path resolved, in the first phase. None: without a checkpoint"
@@ -179,7 +182,9 @@ class DelinkConfig(_Kept):
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     to_model: Annotated[Model | None, Since(4)] = Field(
-        None, description="Model of the checkpoint that is written, if it has more layers. None: that of the one read."
+        None,
+        description="Model of the checkpoint that is written, if it has more layers or experts. None: that of the one"
+        " that is read.",
     )
     growth: Annotated[GrowthPattern | None, Since(4)] = Field(
         None, description="Which layer of the checkpoint that is read each layer of to_model begins as."

@@ -116,6 +116,7 @@ def phase_config(
         in_place=in_place,
         spares=phase.spares,
         continues=_continued(job, work_directory),
+        noise=spec.delink.noise if index > 0 else "0",
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )
 
@@ -200,20 +201,26 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Return whether the phase at `index` >= 1 has more layers, or other numbers of blocks or sets of experts, than the
-    phase before."""
+    """Return whether the phase at `index` >= 1 grows, or has other numbers of blocks or sets of experts than the phase
+    before."""
     before, after = (_owners(spec, phase) for phase in spec.phases[index - 1 : index + 1])
     return before != after
 
 
-def _owners(spec: PseudoRealJobSpec, phase: Phase) -> tuple[int, int, int]:
-    """Return the numbers of layers, of blocks and of sets of experts."""
+def _owners(spec: PseudoRealJobSpec, phase: Phase) -> tuple[int, ...]:
+    """Return the numbers of layers, of blocks, of sets of experts, and of experts of a set."""
     sharing, model = explicit_sharing(spec, phase), model_of(spec, phase)
-    return model.layers, number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
+    blocks, sets = number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
+    return model.layers, blocks, sets, experts_of(spec, phase)
 
 
 def layers_of(spec: PseudoRealJobSpec, phase: Phase) -> int:
     return phase.layers or spec.model.layers
+
+
+def experts_of(spec: PseudoRealJobSpec, phase: Phase) -> int:
+    """Return the number of experts of a layer; 0 for a model without experts."""
+    return (phase.experts or spec.model.experts.count) if spec.model.experts else 0
 
 
 def layers_field(phase: Phase) -> str:
@@ -221,9 +228,19 @@ def layers_field(phase: Phase) -> str:
     return "spec.model.layers" if phase.layers is None else f"spec.phases[{phase.name}].layers"
 
 
-def grows(spec: PseudoRealJobSpec, index: int) -> bool:
+def adds_layers(spec: PseudoRealJobSpec, index: int) -> bool:
     """Return whether the phase at `index` has more layers than the phase before."""
     return index > 0 and layers_of(spec, spec.phases[index - 1]) < layers_of(spec, spec.phases[index])
+
+
+def adds_experts(spec: PseudoRealJobSpec, index: int) -> bool:
+    """Return whether layers of the phase at `index` have more experts than in the phase before."""
+    return index > 0 and experts_of(spec, spec.phases[index - 1]) < experts_of(spec, spec.phases[index])
+
+
+def grows(spec: PseudoRealJobSpec, index: int) -> bool:
+    """Return whether the phase at `index` has more layers, or more experts, than the phase before."""
+    return adds_layers(spec, index) or adds_experts(spec, index)
 
 
 def growth_pattern(phase: Phase) -> GrowthPattern:
@@ -235,20 +252,25 @@ def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
     if not grows(spec, index):
         return None
     before, phase = spec.phases[index - 1 : index + 1]
-    return f"grown from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})"
+    parts = []
+    if adds_layers(spec, index):
+        parts.append(f"from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})")
+    if adds_experts(spec, index):
+        parts.append(f"from {experts_of(spec, before)} to {experts_of(spec, phase)} experts")
+    return f"grown {' and '.join(parts)}"
 
 
 def model_of(spec: PseudoRealJobSpec, phase: Phase) -> Model:
-    """Return the model that the phase trains: spec.model with the phase's layers. What spec.model says of further
-    layers does not apply."""
+    """Return the model that the phase trains: spec.model with the phase's layers and experts. Settings of layers that
+    the phase does not have are left out."""
     model, layers = spec.model, layers_of(spec, phase)
-    if layers == model.layers:
+    if layers == model.layers and phase.experts is None:
         return model
     return model.model_copy(
         update={
             "layers": layers,
             "attention": model.attention.model_copy(update={"window": _window_of_first(model, layers)}),
-            "experts": _experts_of_first(model, layers),
+            "experts": _experts_of_first(model, layers, experts_of(spec, phase)),
         }
     )
 
@@ -262,11 +284,11 @@ def _window_of_first(model: Model, layers: int) -> Window | None:
     return window.model_copy(update={"layers": kept}) if kept else None
 
 
-def _experts_of_first(model: Model, layers: int) -> MixtureOfExperts | None:
+def _experts_of_first(model: Model, layers: int, count: int) -> MixtureOfExperts | None:
     if model.experts is None:
         return None
     dense = [layer for layer in model.experts.dense_layers if layer < layers]
-    return model.experts.model_copy(update={"dense_layers": dense})
+    return model.experts.model_copy(update={"dense_layers": dense, "count": count})
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:

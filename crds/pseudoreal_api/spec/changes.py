@@ -35,7 +35,7 @@ def _kept_or_absent(field: str) -> dict[str, Any]:
 
 
 PHASE_CHANGES: list[Any] = [
-    *map(_kept_or_absent, ("layers", "growth", "sharing")),
+    *map(_kept_or_absent, ("layers", "growth", "experts", "sharing")),
     _kept("workers"),
     _kept("spares"),
     _kept_or_absent("elastic"),

@@ -327,6 +327,14 @@ class Phase(ApiModel):
         description="growth says which layers of the phase before the layers of this one begin as, where it has more."
         " No byte is copied. Omitted: as with pattern Stack.",
     )
+    experts: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="experts is the number of experts of a layer in this phase, as layers is that of layers. Where the"
+        " phase before has K, expert j begins as its expert j mod K, and delink.noise parts them. Omitted:"
+        " model.experts.count.",
+    )
     sharing: Sharing | None = Field(
         None, description="sharing says which layers share weights. Omitted: every layer owns its weights."
     )
@@ -388,6 +396,11 @@ class Delink(ApiModel):
         " block. Measured: the first moment divided by L, the second divided by how much larger the"
         " squared gradient of the block was than that of a layer, measured tensor by tensor. Copy:"
         " unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+    )
+    noise: DecimalString = Field(
+        "0",
+        description="noise is the share of freshly drawn weights, at most 1, that is added at the start of a phase to"
+        " the matrices of copies: of every layer, block or expert but the first that begins as the same one.",
     )
     timeout_seconds: int = Field(
         1800,

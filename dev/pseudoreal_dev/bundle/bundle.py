@@ -1,5 +1,5 @@
-"""Creates `.gpu-bundle/`: everything needed for tests/gpu, benchmarks/gpu and the trials of benchmarks/method on a machine
-with a GPU and no network."""
+"""Creates `.gpu-bundle/`: everything needed for tests/gpu, benchmarks/gpu and the trials of benchmarks/method on a
+machine with a GPU and no network."""
 
 import shutil
 import sys

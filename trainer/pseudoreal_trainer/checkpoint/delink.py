@@ -15,7 +15,7 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Head, Link, Manifest, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.units import are_experts, block_name, block_of, experts_name
+from pseudoreal_trainer.plan.units import are_experts, block_name, block_of, experts_name, is_router
 
 log = structlog.get_logger()
 
@@ -40,12 +40,13 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     manifest = _find_verified(store, manifest) or _commit(store, manifest)
     assert manifest.link is not None, "`delinked` always sets a link"
     owned = {"blocks": len(manifest.link.blocks), "sets_of_experts": len(manifest.link.experts)}
-    before, layers = source.manifest.model.layers, manifest.model.layers
-    if layers > before:
-        log.info("grown", checkpoint=manifest.name, parent=manifest.parent, layers_before=before, layers=layers,
-                 pattern=config.growth, **owned)  # fmt: skip
-    else:
+    before, after = source.manifest.model, manifest.model
+    if before == after:
         log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, **owned)
+    else:
+        log.info("grown", checkpoint=manifest.name, parent=manifest.parent, layers_before=before.layers,
+                 layers=after.layers, pattern=config.growth, experts_before=_experts(before), experts=_experts(after),
+                 **owned)  # fmt: skip
     return TerminationMessage(
         outcome="Succeeded",
         phase=config.phase,
@@ -56,6 +57,11 @@ def delink(config: DelinkConfig) -> TerminationMessage:
         checkpoint=manifest.name,
         digest=store.digest(manifest),
     )
+
+
+def _experts(model: Model) -> int:
+    """Return the number of experts of a layer; 0 without experts."""
+    return model.experts.count if model.experts else 0
 
 
 @dataclass(frozen=True)
@@ -107,24 +113,27 @@ class _Change:
     block_uses: float
     """Number of layers that use a block of this phase, divided by the number that use a block of the next phase."""
     expert_uses: float
-    """The same ratio for expert sets; 1 without experts."""
+    """The same ratio for expert sets, times `expert_copies`; 1 without experts."""
+    expert_copies: float
+    """Number of experts of a set in the next phase, divided by the number in this phase; 1 without experts."""
     is_growth: bool
-    """True if the next phase has more layers."""
+    """True if the next phase has more layers or experts."""
 
     @classmethod
-    def of(cls, source: Manifest, target: "Target") -> "_Change":
+    def of(cls, source: Manifest, target: Target) -> "_Change":
         """Return the change from the phase of `source` to `target`. Raises ValueError if the new sharing does not
         refine the old sharing."""
-        before, model = source.model, target.model or source.model
-        sources = Sources.of(target.growth, (before, source.sharing), (model, target.sharing))
-        old_sets = len({*sources.experts.values()})
+        before, after = source.model, target.model or source.model
+        sources = Sources.of(target.growth, (before, source.sharing), (after, target.sharing))
+        blocks, sets = number_of_blocks(source.sharing, before.layers), len({*sources.experts.values()})
+        copies = after.experts.count / before.experts.count if before.experts and after.experts else 1
+        layers = before.layers_with_experts * len(sources.experts)
         return cls(
-            sources,
-            before.layers * len(sources.blocks) / (number_of_blocks(source.sharing, before.layers) * model.layers),
-            before.layers_with_experts * len(sources.experts) / (old_sets * model.layers_with_experts)
-            if old_sets
-            else 1,
-            model.layers > before.layers,
+            sources=sources,
+            block_uses=before.layers * len(sources.blocks) / (blocks * after.layers),
+            expert_uses=copies * layers / (sets * after.layers_with_experts) if sets else 1,
+            expert_copies=copies,
+            is_growth=after.layers > before.layers or copies > 1,
         )
 
     @property
@@ -141,6 +150,7 @@ class _Divisors:
     """Divisors of the stored moments. A pair holds the divisors of first and second moments; 0 sets moments to zero."""
 
     blocks: tuple[float, float]
+    routers: tuple[float, float]
     experts: tuple[float, float]
     measured: dict[str, list[float]]
     """Name of a tensor in the source -> measured divisors of its second moments: one, or one per expert of a stacked
@@ -152,22 +162,28 @@ class _Divisors:
 
         The gradient of a shared block is the sum over the n layers that used it; a layer's own block gets one of the n
         terms. First moments are therefore divided by n, and second moments, which average squares, by n². The same
-        holds for experts. Where more layers use a block than before, n is less than 1.
+        holds for experts; where n copies of an expert share its tokens, each of them, and each of their rows of the
+        router, gets a part of the gradient. Where more layers use a block than before, n is less than 1.
         """
-        blocks, experts = ((uses, uses**2) for uses in (change.block_uses, change.expert_uses))
+        uses = (change.block_uses, change.block_uses * change.expert_copies, change.expert_uses)
+        blocks, routers, experts = ((n, n**2) for n in uses)
         match optimizer_state:
             case "Copy":
-                return cls((1, 1), (1, 1), {})
+                return cls((1, 1), (1, 1), (1, 1), {})
             case "Reset":
                 # Units of the same layers as before keep their moments.
                 blocks, experts = (
                     (0.0, 0.0) if change.divides(unit) else (1.0, 1.0) for unit in (block_name(0), experts_name(0))
                 )
-                return cls(blocks, experts, {})
+                return cls(blocks, blocks, experts, {})
             case "Scale":
-                return cls(blocks, experts, {})
+                return cls(blocks, routers, experts, {})
             case "Measured":
-                return cls(blocks, experts, _measured_divisors(source, sharing, blocks[1], experts[1]))
+                return cls(blocks, routers, experts, _measured_divisors(source, sharing, blocks[1], experts[1]))
+
+    def second_of(self, name: str) -> float:
+        """Return the divisor of a tensor's second moments, without regard to measured divisors."""
+        return (self.experts if are_experts(name) else self.routers if is_router(name) else self.blocks)[1]
 
 
 def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
@@ -205,7 +221,8 @@ def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
         first_moment_divisor=1,
         second_moment_divisor=1,
     )
-    (first, second), (experts_first, experts_second) = divisors.blocks, divisors.experts
+    (first, second), (routers_first, routers_second) = divisors.blocks, divisors.routers
+    experts_first, experts_second = divisors.experts
     return Link(
         folder=old.folder,
         blocks=[old.blocks[source] for _, source in sorted(change.sources.blocks.items())],
@@ -214,15 +231,17 @@ def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
         experts={number: old.source(experts_name(source)) for number, source in change.sources.experts.items()},
         experts_first_moment_divisor=old.divisor_of(_ANY_EXPERTS, "first_moment") * experts_first,
         experts_second_moment_divisor=old.divisor_of(_ANY_EXPERTS, "second_moment") * experts_second,
+        routers_first_moment_divisor=old.divisor_of(_ANY_ROUTER, "first_moment") * routers_first,
+        routers_second_moment_divisor=old.divisor_of(_ANY_ROUTER, "second_moment") * routers_second,
         second_moment_divisors=divisors.measured
         or {
-            name: [divisor * (experts_second if are_experts(name) else second) for divisor in before]
+            name: [divisor * divisors.second_of(name) for divisor in before]
             for name, before in old.second_moment_divisors.items()
         },
     )
 
 
-_ANY_EXPERTS = experts_name(0)
+_ANY_EXPERTS, _ANY_ROUTER = experts_name(0), f"{block_name(0)}.router.weight"
 
 
 def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from pseudoreal_trainer.checkpoint import format_4
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name
+from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name, is_router
 
 FORMAT_VERSION: Literal[5] = 5
 """Version of the format that is written."""
@@ -99,8 +99,9 @@ Moment = Literal["first_moment", "second_moment"]
 
 
 class Link(ApiModel):
-    """Source of a delinked checkpoint's tensors: the files of another checkpoint, under other block numbers, with
-    divided moments."""
+    """Source of a delinked or grown checkpoint's tensors: the files of another checkpoint, under other block numbers,
+    with divided moments. Where the model has more experts than the files, expert j is read as expert j modulo the
+    number in the files."""
 
     folder: CheckpointName = Field(description="Name of the checkpoint, beside this one, that holds the files.")
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
@@ -111,6 +112,8 @@ class Link(ApiModel):
     )
     experts_first_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
     experts_second_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
+    routers_first_moment_divisor: float | None = Field(None, description="Of those of routers. None: as of blocks.")
+    routers_second_moment_divisor: float | None = Field(None, description="Of those of routers. None: as of blocks.")
     second_moment_divisors: dict[str, list[float]] = Field(
         {},
         description="Instead of it, by the names of tensors in those files: what was measured. One number; of a"
@@ -123,13 +126,23 @@ class Link(ApiModel):
         assert number is not None, "only tensors of blocks and experts are linked"
         return self.experts[number] if self.experts and are_experts(name) else self.blocks[number]
 
+    def is_copy(self, name: str) -> bool:
+        """Return whether the block, or the set of experts, of the tensor `name` has the same source as one with a lower
+        number."""
+        number, source = block_of(name), self.source(name)
+        sources = self.experts if self.experts and are_experts(name) else dict(enumerate(self.blocks))
+        return any(other < number and found == source for other, found in sources.items()) if number else False
+
     def divisor_of(self, name: str, kind: Moment) -> float:
         """Return the divisor of a tensor's moments, without regard to measured divisors."""
-        first, second = self.first_moment_divisor, self.second_moment_divisor
+        first, second = None, None
         if are_experts(name):
-            first = first if (own := self.experts_first_moment_divisor) is None else own
-            second = second if (own := self.experts_second_moment_divisor) is None else own
-        return first if kind == "first_moment" else second
+            first, second = self.experts_first_moment_divisor, self.experts_second_moment_divisor
+        elif is_router(name):
+            first, second = self.routers_first_moment_divisor, self.routers_second_moment_divisor
+        if kind == "first_moment":
+            return self.first_moment_divisor if first is None else first
+        return self.second_moment_divisor if second is None else second
 
 
 class Measurement(ApiModel):

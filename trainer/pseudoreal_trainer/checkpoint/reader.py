@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.checkpoint.visibility import open_when_visible
 from pseudoreal_trainer.plan.parts import by_expert
-from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
+from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, has_expert_rows, in_block, unit_of
 from pseudoreal_trainer.storage.path import StoragePath
 
 _CHUNK = 1 << 22
@@ -60,7 +61,18 @@ class Reader:
         return next(iter(self.manifest.tensors.values())).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name)[1].shape
+        stored, experts = self._stored(name)[1].shape, self.manifest.model.experts
+        if self.manifest.link is None or experts is None or not has_expert_rows(name):
+            return stored
+        return experts.count, *stored[1:]
+
+    def first_copy(self, name: str) -> int:
+        """Return the first row of the tensor, in its first dimension, that is read from the bytes of another row or
+        tensor before it; the number of rows if there is none."""
+        link = self.manifest.link
+        if link is None or block_of(name) is None:
+            return self.shape(name)[0]
+        return 0 if link.is_copy(name) else self._stored(name)[1].shape[0]
 
     def tensor(self, name: str, kind: Kind = "weights") -> Array:
         """Return a whole tensor. Raises KeyError if no tensor has this name."""
@@ -77,6 +89,17 @@ class Reader:
 
     def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
         """Return elements begin..end-1 of the flattened tensor, in newly allocated memory."""
+        size = prod(self._stored(name)[1].shape)
+        if end <= size:
+            return self._read_stored(name, kind, begin, end)
+        # The model has more experts than the files: their rows repeat.
+        cuts = [begin, *range((begin // size + 1) * size, end, size), end]
+        return np.concatenate(
+            [self._read_stored(name, kind, first % size, (last - 1) % size + 1) for first, last in pairwise(cuts)]
+        )
+
+    def _read_stored(self, name: str, kind: Kind, begin: int, end: int) -> Array:
+        """Return elements begin..end-1 of the flattened tensor in the files."""
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
         divisors = self._divisors(name, kind)

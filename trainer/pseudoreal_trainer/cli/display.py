@@ -86,8 +86,7 @@ class Display:
             case "delinked":
                 self._print(f"delinked into {_blocks_text(event)}: {event['checkpoint']} from {event['parent']}")
             case "grown":
-                depths = f"from {event['layers_before']} to {event['layers']} layers ({event['pattern']})"
-                self._print(f"grown {depths} of {_blocks_text(event)}: {event['checkpoint']} from {event['parent']}")
+                self._print(f"{_growth_text(event)}: {event['checkpoint']} from {event['parent']}")
             case _ if event.get("level") in ("warning", "error"):
                 self._print(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
 
@@ -121,6 +120,15 @@ def _phase_text(event: Event) -> str:
         f"phase {event['phase']}: steps {event['step']}..{event['phase_steps']}, {event['layers']} layers of"
         f" {_blocks_text(event)}, {event['parameters']:,} parameters, {where}{since}"
     )
+
+
+def _growth_text(event: Event) -> str:
+    parts = []
+    if event["layers_before"] < event["layers"]:
+        parts.append(f"from {event['layers_before']} to {event['layers']} layers ({event['pattern']})")
+    if event["experts_before"] < event["experts"]:
+        parts.append(f"from {event['experts_before']} to {event['experts']} experts")
+    return f"grown {' and '.join(parts)}, {_blocks_text(event)}"
 
 
 def _blocks_text(event: Event) -> str:

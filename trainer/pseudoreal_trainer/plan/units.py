@@ -49,6 +49,11 @@ class Parameter:
         return self.whole if self.experts is None else (len(self.experts), *self.whole[1:])
 
     @property
+    def rows(self) -> range:
+        """Indices, in the first dimension of the whole tensor, of the part."""
+        return range(self.whole[0]) if self.experts is None else self.experts
+
+    @property
     def numel(self) -> int:
         return prod(self.shape)
 
@@ -176,6 +181,15 @@ def are_experts(name: str) -> bool:
     the block."""
     first, *rest = name.split(".")
     return first == "blocks" and rest[1:2] == ["experts"] and rest[2:] != ["balancing_bias"]
+
+
+def is_router(name: str) -> bool:
+    return name.endswith(".router.weight")
+
+
+def has_expert_rows(name: str) -> bool:
+    """Return whether the tensor's first dimension is that of the experts: stacked tensors, router, balancing bias."""
+    return are_experts(name) or is_router(name) or name.endswith(".experts.balancing_bias")
 
 
 def block_of(name: str) -> int | None:

@@ -85,6 +85,8 @@ _REMEDY = (
     "take the trainer image whose tag ends in -compiler (docker build --target trainer-compiler), or set compile.mode"
     " None in the phase"
 )
+_SEED_BITS = 32
+"""Bits of the largest seed of a job."""
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -187,7 +189,10 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
         if engine.state.has(index):
             extent = engine.state.shard_range(index)
             if not isinstance(origin, FreshStart):
-                engine.state.put(index, _load_state(unit, extent, origin.checkpoint))
+                state = _load_state(unit, extent, origin.checkpoint)
+                if float(config.noise) and origin.checkpoint.manifest.link is not None:
+                    _add_noise(state.vectors["weights"], engine, config, index, origin.checkpoint)
+                engine.state.put(index, state)
             elif imported is not None:
                 engine.state.put(index, _import_state(unit, extent, imported, engine.blueprint.master))
             else:
@@ -199,10 +204,29 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 
 
 def _fresh_state(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
-    unit = engine.units[index]
+    return UnitState.fresh(_draw(engine, config, index, config.data.seed), extent)
+
+
+def _draw(engine: Engine, config: PhaseConfig, index: int, seed: int) -> dict[str, Tensor]:
+    """Return parameter -> freshly drawn weights of a unit of this rank."""
     number = engine.groups.layout.unit_of_model(index)
-    weights = initial_weights(unit, number, config.model, config.data.seed, engine.blueprint.master)
-    return UnitState.fresh(weights, extent)
+    return initial_weights(engine.units[index], number, config.model, seed, engine.blueprint.master)
+
+
+def _add_noise(weights: Tensor, engine: Engine, config: PhaseConfig, index: int, start: Reader) -> None:
+    """Add noise to this rank's shard of a unit's weights: to the rows of matrices that are copies of earlier ones.
+
+    The noise is drawn like the initial weights of the phase's model, but with another seed: those of the job's first
+    phase may be a part of the weights.
+    """
+    unit = engine.units[index]
+    copies = {one.name: start.first_copy(one.name) for one in unit.parameters if one.is_matrix}
+    if all(copies.get(one.name, one.rows.stop) >= one.rows.stop for one in unit.parameters):
+        return
+    drawn = _draw(engine, config, index, config.data.seed + (config.index << _SEED_BITS))
+    for one in unit.parameters:
+        drawn[one.name][: max(0, copies.get(one.name, one.rows.stop) - one.rows.start)] = 0
+    weights += float(config.noise) * UnitState.fresh(drawn, engine.state.shard_range(index)).vectors["weights"]
 
 
 def _load_state(unit: Unit, extent: range, start: Reader) -> UnitState:

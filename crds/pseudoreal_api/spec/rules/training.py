@@ -10,7 +10,7 @@ _LACKS = (
 _NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
 
 
-# Other rules on a phase with `layers` of its own are in resolved/check.py: the CRD has no room for them.
+# Other rules on a phase with `layers` or `experts` of its own are in resolved/check.py: the CRD has no room for them.
 _LAST = "self.phases[size(self.phases) - 1]"
 
 
@@ -140,11 +140,9 @@ TRAINING_RULES = (
     ),
     on_job(
         # Not in check.py: the operator checks the phases up to the present one, whatever is wrong with later ones.
-        f"!has({_LAST}.layers) || {_LAST}.layers == self.model.layers",
-        "spec.phases[%s].layers %d must be spec.model.layers %d, as the phase is the last one; leave it out",
+        f"!has({_LAST}.layers) && !has({_LAST}.experts)",
+        "spec.phases[%s] is the last phase, which has all layers and experts of spec.model; remove layers and experts",
         f"{_LAST}.name",
-        f"{_LAST}.layers",
-        "self.model.layers",
     ),
     on_each_phase(
         f"has(p.layers) || self.model.layers % {blocks_of('p')} == 0",
@@ -216,7 +214,7 @@ TRAINING_RULES = (
         "p.parallelism.expertRanks",
     ),
     on_each_phase(
-        "!has(self.model.experts) || self.model.experts.count % p.parallelism.expertRanks == 0",
+        "has(p.experts) || !has(self.model.experts) || self.model.experts.count % p.parallelism.expertRanks == 0",
         ".parallelism.expertRanks %d must divide spec.model.experts.count %d",
         "p.parallelism.expertRanks",
         "self.model.experts.count",
@@ -237,7 +235,7 @@ TRAINING_RULES = (
         "p.offload.expertGroups",
     ),
     on_each_phase(
-        "!has(self.model.experts) || p.offload.expertGroups == 1"
+        "has(p.experts) || !has(self.model.experts) || p.offload.expertGroups == 1"
         " || self.model.experts.count % (p.parallelism.expertRanks * p.offload.expertGroups) == 0",
         ".offload.expertGroups %d must divide the experts of a rank: spec.model.experts.count %d over"
         " parallelism.expertRanks %d",
