@@ -65,6 +65,13 @@ def test_nothing_is_trained_twice(order: list[Planned]) -> None:
     assert len(decays) == len({*decays})
 
 
+def test_a_run_is_known_by_the_share_of_the_full_budget_that_it_trains(order: list[Planned]) -> None:
+    tuning = next(one for one in order if one.role == "tuning")
+    assert [result.budget for result in _results(tuning, 1.0)] == [0.5]
+    assert _is_done(tuning, _results(tuning, 1.0))
+    assert not _is_done(tuning, [row.model_copy(update={"budget": 1.0}) for row in _results(tuning, 1.0)])
+
+
 def test_all_rates_of_a_study_are_chosen_before_its_first_comparison(order: list[Planned]) -> None:
     for study in ARMS:
         roles = [one.role for one in order if one.run.study == study]

@@ -33,9 +33,9 @@ _SCALE = replace(
 class _Trainer:
     """Writes records of links, without training; the loss is lowest at a rate of 16e-3."""
 
-    def __init__(self, fails_after: int = 1000) -> None:
+    def __init__(self, fails_after: int = 1000, diverges_above: float = 1.0) -> None:
         self.trained: list[str] = []
-        self._fails_after, self._lock = fails_after, threading.Lock()
+        self._fails_after, self._diverges_above, self._lock = fails_after, diverges_above, threading.Lock()
 
     def __call__(self, link: Link, place: Place) -> Trained:
         with self._lock:
@@ -44,6 +44,8 @@ class _Trainer:
             self.trained.append(link.key)
         assert link.parent is None or place.known(link.parent) is not None, "a parent is trained before its child"
         loss = None if link.decay_from is None else 3 + abs(link.run.rate - 16e-3)
+        if loss is not None and link.run.rate > self._diverges_above:
+            loss = nan
         record = Trained(steps=1, seconds_per_step=0.1, peak_bytes=1, loss=loss, validation_tokens=5)
         place.folder(link).mkdir(parents=True)
         write_atomically(place.folder(link) / "trained.json", record.model_dump_json())
@@ -99,6 +101,34 @@ def test_links_are_deleted_once_no_run_needs_them(trainer: _Trainer, tmp_path: P
     assert not [*(tmp_path / "scratch").rglob("trained.json")]
 
 
+class _Lingering(_Trainer):
+    """Its first decay ends only after three more links have begun since its record was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = threading.Condition()
+        self.kept_its_folder: bool | None = None
+
+    def __call__(self, link: Link, place: Place) -> Trained:
+        record = super().__call__(link, place)
+        with self._begun:
+            self._begun.notify_all()
+        if link.decay_from is not None and self.kept_its_folder is None:
+            self.kept_its_folder = False
+            later = len(self.trained) + 3
+            with self._begun:
+                assert self._begun.wait_for(lambda: len(self.trained) >= later, timeout=60)
+            self.kept_its_folder = place.known(link) is not None
+        return record
+
+
+def test_the_folder_of_a_link_in_training_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _Lingering()
+    monkeypatch.setattr(trials, "train", trainer)
+    assert len(train_all(_trials(tmp_path, keeps_links=False))) == 3 + 18
+    assert trainer.kept_its_folder
+
+
 @pytest.mark.usefixtures("trainer")
 def test_the_time_left_counts_runs_that_wait_for_their_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
@@ -127,19 +157,10 @@ def test_the_children_of_a_diverged_link_diverge_without_training(tmp_path: Path
 
 
 def test_a_diverged_run_is_a_result_and_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = _Trainer()
-
-    def diverges_above(link: Link, place: Place) -> Trained:
-        record = trainer(link, place)
-        if link.run.rate > 10e-3 and link.decay_from is not None:
-            record = record.model_copy(update={"loss": nan, "has_diverged": True})
-            (place.folder(link) / "trained.json").write_text(record.model_dump_json())
-        return record
-
-    monkeypatch.setattr(trials, "train", diverges_above)
+    monkeypatch.setattr(trials, "train", _Trainer(diverges_above=10e-3))
     results = train_all(_trials(tmp_path))
     tuning = {r.rate: r.loss for r in results if r.role == "tuning"}
-    assert {*tuning} == {2e-3, 4e-3, 8e-3, 16e-3, 32e-3} - {2e-3}
+    assert {*tuning} == {4e-3, 8e-3, 16e-3, 32e-3}
     assert isnan(tuning[16e-3])
     assert {r.rate for r in results if r.role == "compared"} == {8e-3}
     assert isnan(next(r.loss for r in read_results(tmp_path / "results.csv") if r.rate == 16e-3))
