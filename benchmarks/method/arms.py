@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Study = Literal["dense", "experts"]
+UNSHARED = "unshared"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Arm:
     width: Mapping[int, int] = field(default_factory=dict)
     """Width of the study -> width of this arm, where they differ."""
 
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        return (*EARLY_BUDGETS, *BUDGETS) if self.name == UNSHARED else BUDGETS
+
 
 @dataclass(frozen=True)
 class Size:
@@ -59,13 +64,15 @@ FIRST_RATES = (8e-3, 16e-3, 32e-3)
 
 BUDGETS = (0.5, 0.75, 1.0)
 """Budgets at which an arm is compared, as fractions of the full one."""
+EARLY_BUDGETS = (0.2, 0.35)
+"""Further budgets of the unshared arm: an arm that ends above its loss at half the budget is placed on its curve."""
 DECAY = 0.2
 """Share of each budget in which the rate decays to zero."""
 TOKENS_PER_PARAMETER = 20
 SEQUENCE, SEQUENCES = 128, 16
 TOKENS_OF_A_STEP = SEQUENCE * SEQUENCES
 VOCABULARY = 4096
-WARMUP = 0.03
+WARMUP = 0.1
 """Share of the full budget in which the rate rises."""
 HEAD_SIZE = 8
 
@@ -85,7 +92,7 @@ def _mixture(until: float, layers: int = LAYERS["experts"], blocks: int | None =
 _REAL, _EXPERTS = _dense(1), _mixture(1)
 
 DENSE = (
-    Arm("unshared", (_REAL,), "unshared", is_primary=True),
+    Arm(UNSHARED, (_REAL,), UNSHARED, is_primary=True),
     Arm("shared throughout", (_dense(1, blocks=1),), "shared throughout"),
     Arm("4 blocks throughout", (_dense(1, blocks=4),), "4 blocks throughout"),
     Arm("delinked at 10 %", (_dense(0.1, blocks=1), _REAL), "delinked at 30 %"),
@@ -95,10 +102,10 @@ DENSE = (
     Arm("1, 4, 12 blocks", (_dense(0.1, blocks=1), _dense(0.3, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
     Arm("grown from 4 layers at 30 %", (_dense(0.3, 4), _REAL), "grown from 4 layers at 30 %", is_primary=True),
     Arm("grown from 1 layer at 50 %", (_dense(0.5, 1), _REAL), "grown from 1 layer at 50 %"),
-    Arm("small model", (_REAL,), "unshared", width={16: 12, 24: 16}),
+    Arm("small model", (_REAL,), UNSHARED, width={16: 12, 24: 16}),
 )
 EXPERTS = (
-    Arm("unshared", (_EXPERTS,), "unshared", is_primary=True),
+    Arm(UNSHARED, (_EXPERTS,), UNSHARED, is_primary=True),
     Arm(
         "experts shared throughout",
         (_mixture(1, blocks=1, shares_experts=True),),
@@ -135,7 +142,8 @@ class Scale:
     arms: Mapping[Study, tuple[Arm, ...]] = field(default_factory=lambda: ARMS)
     sizes: Mapping[Study, tuple[Size, ...]] = field(default_factory=lambda: SIZES)
     tuned_width: int = TUNED_WIDTH
-    budgets: tuple[float, ...] = BUDGETS
+    budgets: tuple[float, ...] | None = None
+    """Budgets of all arms; None: those of each arm."""
     first_rates: tuple[float, ...] = FIRST_RATES
     tokens_per_parameter: float = TOKENS_PER_PARAMETER
     sequence: int = SEQUENCE
@@ -146,7 +154,7 @@ class Scale:
     precision: Literal["float32", "bfloat16"] = "float32"
     text: str = "kernel"
     """Folder of the text that arms are compared on."""
-    tuning_text: str = "dictionary"
+    tuning_text: str = "kernel-tuning"
     """Folder of the text that peak rates are chosen on."""
     names_tokenizer: bool = True
     """True if jobs name the tokenizer beside their text; measuring needs the token files alone."""
@@ -168,7 +176,7 @@ def _primary(study: Study, *more: str) -> tuple[Arm, ...]:
 
 
 QUICK = Scale(
-    arms={"dense": _named("dense", "unshared", "shared throughout", "delinked at 30 %", "grown from 4 layers at 30 %")},
+    arms={"dense": _named("dense", UNSHARED, "shared throughout", "delinked at 30 %", "grown from 4 layers at 30 %")},
     sizes={"dense": (Size(16, seeds=2, all_arms=True),)},
     budgets=(1.0,),
 )

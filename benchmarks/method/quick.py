@@ -18,7 +18,7 @@ from benchmarks.machine import commit
 from benchmarks.method.arms import FIRST_RATES, QUICK
 from benchmarks.method.results import Result, Role, read_results
 from benchmarks.method.schedule import Planned, compared, rate_of
-from benchmarks.method.text import MAIN, prepare_texts
+from benchmarks.method.text import prepare_texts
 from benchmarks.method.training import Place, quiet
 from benchmarks.method.trials import Trials, train_all
 
@@ -35,7 +35,7 @@ def main(scratch: Path) -> None:
     quiet()
     registered, scratch = read_results(), scratch.resolve()
     place = Place(scratch / "quick", scratch / "texts")
-    prepare_texts(place.texts, (MAIN,))
+    prepare_texts(place.texts)
     results = train_all(
         Trials(lambda _: planned(registered), place, place.scratch / "quick.csv", commit(), at_a_time=2)
     )

@@ -72,7 +72,9 @@ def compared(
             seeds = size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
             rate = chosen[arm.tuned_as]
             if seed < seeds and rate is not None and (not arm.width or size.width in arm.width):
-                yield Planned(role, Run(study, arm, size.width, seed, rate, scale.text, scale=scale), scale.budgets)
+                yield Planned(
+                    role, Run(study, arm, size.width, seed, rate, scale.text, scale=scale), scale.budgets or arm.budgets
+                )
 
 
 def rate_of(study: Study, arm: Arm, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:

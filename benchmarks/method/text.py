@@ -1,91 +1,61 @@
-"""The texts: documentation of the Linux kernel, and a dictionary that only chooses learning rates. Both are packages of
-Debian; documents are drawn for validation by the hash of their names."""
+"""The text: documentation of the Linux kernel, from a package of Debian. The hash of its name decides whether a
+document chooses learning rates or is compared, and whether it is trained on or validates."""
 
-import gzip
 import hashlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
 
 from pseudoreal_dev.machine.progress import progress
 
 from benchmarks.method.arms import REGISTERED
 
-_CHUNK = 16_384
-"""Characters of a document of the dictionary, before the next end of a paragraph."""
+PACKAGE = "linux-doc-6.1"
+COMPARED, TUNING = REGISTERED.text, REGISTERED.tuning_text
+_PARTS = {0: (COMPARED, "validation"), 1: (TUNING, "validation"), 2: (TUNING, "train"), 3: (TUNING, "train")}
+"""Remainder of a document's hash by 18 -> its text and its part of it; all others are trained on and compared."""
 
 
-@dataclass(frozen=True)
-class Text:
-    name: str
-    package: str
-    one_in: int
-    """One document in so many is kept for validation."""
-
-
-MAIN = Text(REGISTERED.text, "linux-doc-6.1", one_in=24)
-TUNING = Text(REGISTERED.tuning_text, "dict-gcide", one_in=60)
-
-
-def prepare_texts(folder: Path, texts: Sequence[Text] = (MAIN, TUNING)) -> None:
-    """Write tokens of the texts below `folder`, unless they are there: NAME/train, NAME/validation and
-    NAME/tokenizer.json. The tokenizer is trained on MAIN, which comes first."""
+def prepare_texts(folder: Path) -> None:
+    """Write the tokens of both texts below `folder`, unless they are there: NAME/train, NAME/validation and
+    NAME/tokenizer.json. The tokenizer is trained on the text that is compared."""
+    if (folder / "done").exists():
+        return
     folder.mkdir(parents=True, exist_ok=True)
+    progress.note(f"preparing the text of {PACKAGE}")
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        for text in texts:
-            if not (folder / text.name / "done").exists():
-                progress.note(f"preparing {text.name} from {text.package}")
-                _prepare(text, folder, Path(work))
+        parts = _parts(_unpacked(Path(work)))
+        for (text, part), documents in parts.items():
+            lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+            (Path(work) / f"{text}-{part}.jsonl").write_text(lines)
+        tokenizer = folder / COMPARED
+        _data("train-tokenizer", Path(work) / f"{COMPARED}-train.jsonl", "--output", tokenizer,
+              "--vocabulary-size", REGISTERED.vocabulary)  # fmt: skip
+        for text, part in parts:
+            lines_of_part = Path(work) / f"{text}-{part}.jsonl"
+            _data("prepare", lines_of_part, "--output", folder / text / part, "--tokenizer", tokenizer)
+        (folder / TUNING / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    (folder / "done").touch()
 
 
-def _prepare(text: Text, folder: Path, work: Path) -> None:
-    own, tokenizer = folder / text.name, folder / MAIN.name / "tokenizer.json"
-    parts = {"train": work / f"{text.name}-train.jsonl", "validation": work / f"{text.name}-validation.jsonl"}
-    with parts["train"].open("w") as train, parts["validation"].open("w") as validation:
-        for name, content in _documents(text, _unpacked(text, work)):
-            held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % text.one_in == 0
-            (validation if held_out else train).write(json.dumps({"text": content}) + "\n")
-    if text is MAIN:
-        _data("train-tokenizer", parts["train"], "--output", own, "--vocabulary-size", REGISTERED.vocabulary)
-    else:
-        own.mkdir(parents=True, exist_ok=True)
-        (own / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    for part, lines in parts.items():
-        _data("prepare", lines, "--output", own / part, "--tokenizer", tokenizer)
-    (own / "done").touch()
-
-
-def _unpacked(text: Text, work: Path) -> Path:
+def _unpacked(work: Path) -> Path:
     # apt drops its rights while it downloads, and must still be able to write there.
     work.chmod(0o755)
-    subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", text.package], cwd=work, check=True)
-    target = work / text.package
-    subprocess.run(["dpkg-deb", "-x", next(work.glob(f"{text.package}_*.deb")), target], check=True)
-    return target
+    subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq", PACKAGE], cwd=work, check=True)
+    subprocess.run(["dpkg-deb", "-x", next(work.glob(f"{PACKAGE}_*.deb")), work / "root"], check=True)
+    return work / "root/usr/share/doc"
 
 
-def _documents(text: Text, root: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of documents, in the order of the hashes of their names: neighbours are strangers."""
-    found = _pages(root / "usr/share/doc") if text is MAIN else _chunks(root / "usr/share/dictd/gcide.dict.dz")
-    yield from sorted(found, key=lambda document: hashlib.sha256(document[0].encode()).digest())
-
-
-def _pages(root: Path) -> Iterator[tuple[str, str]]:
-    for path in root.rglob("html/_sources/**/*.rst.txt"):
-        if "translations" not in path.parts:
-            yield path.relative_to(root).as_posix(), path.read_text()
-
-
-def _chunks(path: Path) -> Iterator[tuple[str, str]]:
-    whole, begin = gzip.decompress(path.read_bytes()).decode("utf-8", "replace"), 0
-    while begin < len(whole):
-        end = whole.find("\n\n", begin + _CHUNK)
-        end = len(whole) if end < 0 else end + 2
-        yield str(begin), whole[begin:end]
-        begin = end
+def _parts(root: Path) -> dict[tuple[str, str], list[str]]:
+    """Return text and part -> English documents, ordered by the hashes of their names: neighbours are strangers."""
+    pages = [path for path in root.rglob("html/_sources/**/*.rst.txt") if "translations" not in path.parts]
+    hashes = {int(hashlib.sha256(path.relative_to(root).as_posix().encode()).hexdigest(), 16): path for path in pages}
+    parts: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for number, path in sorted(hashes.items()):
+        parts[_PARTS.get(number % 18, (COMPARED, "train"))].append(path.read_text())
+    return parts
 
 
 def _data(command: str, *arguments: object) -> None:

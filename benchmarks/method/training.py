@@ -35,10 +35,8 @@ preload("tests.support.warm")
 
 _RECORD = "trained.json"
 _MOST_SECONDS = 24 * 3600.0
-_TOKENS_AT_ONCE = 4096
+_TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16_384}
 """Validation tokens in one forward pass."""
-_FEWER_WINDOWS = 4
-"""Below the full budget, one window in so many is measured."""
 _MOST_TOKENS = 4 << 20
 """Of a larger validation text, windows at equal distances with about so many tokens are measured."""
 
@@ -155,8 +153,7 @@ def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Tra
         with _peak_bytes(device, peaks):
             message = train_phase(config, open_corpus(config), Ranks(0, 1, device), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
-    every = 1 if link.end == link.run.full_steps else _FEWER_WINDOWS
-    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, every, device)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, device)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     return Trained(
         steps=len(seconds) + 1,
@@ -190,8 +187,8 @@ def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
     return [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]
 
 
-def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") -> tuple[float, int]:
-    """Return the mean loss in nats per token over one in `every` windows of the validation text, and their tokens.
+def _validation_loss(config: PhaseConfig, device: "torch.device") -> tuple[float, int]:
+    """Return the mean loss in nats per token over the validation text, and its tokens.
 
     Computed by the reference model, many windows at a time; the engine measures one window at a time.
     """
@@ -209,10 +206,10 @@ def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") ->
     sequence = manifest.model.sequence_length
     files = config.data.validation.sets[0].path
     assert files is not None, "`Link.spec` names the validation set's folder"
-    windows = torch.from_numpy(validation_windows(Path(files), sequence, every))
+    windows = torch.from_numpy(validation_windows(Path(files), sequence))
     total = torch.zeros((), dtype=torch.float64)
     with torch.inference_mode():
-        for batch in windows.split(max(1, _TOKENS_AT_ONCE // sequence)):
+        for batch in windows.split(max(1, _TOKENS_AT_ONCE[device.type] // sequence)):
             tokens = batch.to(device, torch.int64)
             logits = model(tokens[:, :-1])
             total += cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").double().cpu()
@@ -220,14 +217,14 @@ def _validation_loss(config: PhaseConfig, every: int, device: "torch.device") ->
     return float(total) / count, count
 
 
-def validation_windows(folder: Path, sequence: int, every: int) -> NDArray[np.int32]:
-    """Return one in `every` windows of a folder of native token files, [W, sequence + 1], or fewer of a large text.
-    Neighbours in the text share a token."""
+def validation_windows(folder: Path, sequence: int) -> NDArray[np.int32]:
+    """Return the windows of a folder of native token files, [W, sequence + 1], or some of a large text. Neighbours in
+    the text share a token."""
     files = native_files(folder)
     assert files.vocabulary is not None, "native files state their vocabulary"
     reader = TokenReader(files, files.vocabulary)
     windows = (reader.tokens - 1) // sequence
-    every = max(every, math.ceil(windows * sequence / _MOST_TOKENS))
+    every = math.ceil(windows * sequence / _MOST_TOKENS)
     try:
         return reader.windows(np.arange(0, windows, every, dtype=np.int64) * sequence, sequence + 1)
     finally:

@@ -196,8 +196,7 @@ def test_windows_are_those_of_the_files_in_order(tmp_path: Path) -> None:
     write_native(tmp_path, [[*range(1, 8)]], [[*range(10, 14)]], vocabulary=70_000)
     # Tokens: 1..7, 0, 10..13, 0; each window has the first token of the next one as its last target.
     windows = [[1, 2, 3, 4, 5], [5, 6, 7, 0, 10], [10, 11, 12, 13, 0]]
-    assert training.validation_windows(tmp_path, 4, every=1).tolist() == windows
-    assert training.validation_windows(tmp_path, 4, every=2).tolist() == windows[::2]
+    assert training.validation_windows(tmp_path, 4).tolist() == windows
 
 
 def test_of_a_large_validation_text_windows_at_equal_distances_are_measured(
@@ -205,5 +204,5 @@ def test_of_a_large_validation_text_windows_at_equal_distances_are_measured(
 ) -> None:
     write_native(tmp_path, [[*range(1, 100)]])
     monkeypatch.setattr(training, "_MOST_TOKENS", 20)
-    starts = [window[0] for window in training.validation_windows(tmp_path, 4, every=1).tolist()]
+    starts = [window[0] for window in training.validation_windows(tmp_path, 4).tolist()]
     assert starts == [1, 21, 41, 61, 81]

@@ -62,13 +62,13 @@ def test_a_link_is_the_job_that_its_arm_describes() -> None:
                 "sets": [{"name": "validation", "path": "/t/validation"}],
             },
         },
-        # 20 tokens for each of 12 * 12 * 16 * 16 parameters are 360 steps of 2,048 tokens; 72 of the 349 after the
+        # 20 tokens for each of 12 * 12 * 16 * 16 parameters are 360 steps of 2,048 tokens; 72 of the 324 after the
         # warm-up decay.
         "optimizer": {
             "learningRate": "0.008",
-            "warmupSteps": 11,
+            "warmupSteps": 36,
             "schedule": "WarmupStableDecay",
-            "decayFraction": "0.206303725",
+            "decayFraction": "0.222222222",
             "finalFraction": "0",
         },
         "precision": {"compute": "float32"},
@@ -78,7 +78,7 @@ def test_a_link_is_the_job_that_its_arm_describes() -> None:
     first = decay.ancestry()[0].spec("/t")
     shared = {"name": "layers12-blocks1", "until": {"step": 36}, "sharing": {"blocks": 1}, **layers}
     assert first["phases"] == [shared]
-    assert first["optimizer"] == {"learningRate": "0.008", "warmupSteps": 11, "schedule": "Constant"}
+    assert first["optimizer"] == {"learningRate": "0.008", "warmupSteps": 36, "schedule": "Constant"}
 
 
 @pytest.mark.parametrize("run", [*_runs()], ids=lambda run: f"{run.label} {run.fraction:g}")
@@ -125,7 +125,7 @@ def test_jobs_continue_the_jobs_of_their_parents() -> None:
 def test_links_have_the_same_key_exactly_if_they_train_the_same_from_the_start() -> None:
     runs = [
         *(Run(study, arm, 16, 0, 8e-3, "kernel") for study, arms in ARMS.items() for arm in arms),
-        *(_run(seed=1), _run(rate=16e-3), _run(text="dictionary"), _run(width=24), _run(fraction=0.5)),
+        *(_run(seed=1), _run(rate=16e-3), _run(text="kernel-tuning"), _run(width=24), _run(fraction=0.5)),
         *(_run(scale=replace(REGISTERED, **one)) for one in ({"precision": "bfloat16"}, {"sequences": 8})),
     ]
     links = [link for run in runs for decay in decays(run) for link in decay.ancestry()]

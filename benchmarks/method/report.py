@@ -1,0 +1,169 @@
+"""Write docs/method.md, its pictures, and the evidence for advice, from docs/data/method.csv.
+
+Every sentence about results is built from the results by the rules of docs/method-plan.md. People write changes.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.method import arms, costs, pictures, tables
+from benchmarks.method.analysis import FAR, Comparison, Trial, comparisons, diverged, far_above, leading, trials
+from benchmarks.method.answers import answers
+from benchmarks.method.arms import ARMS, SIZES, Study
+from benchmarks.method.evidence import EVIDENCE, write_evidence
+from benchmarks.method.law import fitted, points_of
+from benchmarks.method.marks import Mark, marks
+from benchmarks.method.results import RESULTS, Result
+from benchmarks.method.tables import joined, percent
+from benchmarks.method.trend import Trend, samples_of, trend
+
+REPORT = Path("docs/method.md")
+CHANGES = Path(__file__).with_name("changes.md")
+
+_READING = """Bands are intervals. Dashed lines are bounds: a curve has no budget small enough to be read. Dotted parts
+are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take longer than their computing. How
+a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the axis:"""
+_SETTING = """- One text, one vocabulary, and one shape of model for each study; float32 on a CPU.
+- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
+- [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
+  adaptive trigger, and a state on disk."""
+_MEMORY = """Differences are to unshared training, paired by seed. Shares are of unshared training, and of the layers
+alone. A layer's state is its float32 master weights and two moments. Memory is the growth of the process in the
+decays, so in the last stage; the first stage of a delinked arm takes as much as the arm that shares throughout."""
+
+
+def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
+    """Write the page, its pictures beside it in images/, and the evidence."""
+    found, drawn, images = trials(results), marks(), report.parent / "images"
+    if compared := leading(comparisons(found)):
+        pictures.draw_decision(compared, drawn, images / "method.svg")
+    if found:
+        pictures.draw_curves(found, images / "method-curves.svg")
+    if lines := _lines(_trends(found)):
+        pictures.draw_trends(lines, images / "method-trend.svg")
+    report.write_text(document(results, drawn))
+    write_evidence(found, evidence)
+
+
+def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
+    """Return docs/method.md. `drawn`: marks on the axis of the deciding picture."""
+    found = trials(results)
+    compared = comparisons(found)
+    parts = [
+        "# Does pseudo-to-real training pay?",
+        *answers(leading(compared)),
+        *_decision(leading(compared), drawn),
+        "## The plan, and what changed against it",
+        "The [plan](method-plan.md) was committed before the first compared run.",
+        CHANGES.read_text().strip(),
+        "## Limits",
+        "\n".join(_limits(results)),
+        "## Peak rates",
+        "Validation loss on the other text, by rate; the chosen rate's in bold.",
+        tables.rates(results),
+        *_losses(found, compared),
+        "## The worth of a repeated block",
+        tables.fit(fitted(points_of(found)), found),
+        *_trend(_trends(found)),
+        "## Not trained",
+        tables.not_trained(results),
+        *_dates(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _decision(compared: Sequence[Comparison], drawn: Sequence[Mark]) -> Iterator[str]:
+    if compared:
+        yield "![Speed-up in seconds of each arm against the cost ratio, with bands](images/method.svg)"
+        yield _READING
+        yield tables.marks(drawn)
+
+
+def _limits(results: Sequence[Result]) -> Iterator[str]:
+    compared = [r for r in results if r.role == "compared"]
+    if compared:
+        largest, most = max(arms.parameters(r.study, r.width) for r in compared), max(r.tokens for r in compared)
+        windows = sorted({(r.budget, r.validation_tokens) for r in compared})
+        shown = [f"{tokens:,} at {percent(budget)} of the tokens" for budget, tokens in windows]
+        yield f"- At most {largest:,} parameters without the embedding, and {most:,} tokens."
+        yield f"- Validation tokens: {joined(shown)}."
+        if len({tokens for _, tokens in windows}) > 1:
+            yield (
+                "- Budgets are measured on different parts of the validation text, the same for all arms. So losses at"
+                " equal tokens compare, but the slope of a curve between two budgets has an error that all seeds share,"
+                " and that no interval of a speed-up shows."
+            )
+    yield _SETTING
+    if failed := diverged(results):
+        yield f"- Diverged, and left out: {_runs(failed)}."
+    if far := far_above(results):
+        yield f"- More than {FAR:g} nat above the median of their size and budget, and not left out: {_runs(far)}."
+
+
+def _runs(results: Sequence[Result]) -> str:
+    names = {f"{r.study}, width {r.width}, {r.arm}, seed {r.seed}, rate {r.rate:g}" for r in results}
+    return "; ".join(sorted(names))
+
+
+def _losses(found: Sequence[Trial], compared: Sequence[Comparison]) -> Iterator[str]:
+    yield "## Losses, speed-ups and costs"
+    if not found:
+        yield "No compared arm is trained yet."
+        return
+    yield _MEMORY
+    yield "![Loss against tokens of each arm](images/method-curves.svg)"
+    for size, own in _by_size(found).items():
+        yield f"### {size}: losses"
+        yield tables.losses(own)
+        for one in compared:
+            if one.trials[0] in own:
+                yield f"### {size}: speed-ups"
+                yield tables.speed_ups(one)
+        yield f"### {size}: operations, bytes and memory"
+        yield tables.costs_of(own)
+
+
+def _by_size(found: Sequence[Trial]) -> dict[str, list[Trial]]:
+    sizes: dict[str, list[Trial]] = {}
+    for trial in found:
+        sizes.setdefault(f"{trial.study.capitalize()}, {trial.parameters:,} parameters", []).append(trial)
+    return sizes
+
+
+def _trend(slopes: dict[Study, dict[str, Trend | str]]) -> Iterator[str]:
+    yield "## Trend with the size"
+    yield "Loss minus the loss of unshared training, at equal tokens, paired by seed."
+    yield tables.trends(slopes)
+    if _lines(slopes):
+        yield "![Differences by size, with lines through them](images/method-trend.svg)"
+
+
+def _trends(found: Sequence[Trial]) -> dict[Study, dict[str, Trend | str]]:
+    slopes: dict[Study, dict[str, Trend | str]] = {}
+    for study in SIZES:
+        own = [trial for trial in found if trial.study == study]
+        for arm in ARMS[study]:
+            samples = samples_of(own, arm.name)
+            if arm is not costs.unshared(study) and len(samples) > 1:
+                slopes.setdefault(study, {})[arm.name] = trend(samples)
+    return slopes
+
+
+def _lines(slopes: dict[Study, dict[str, Trend | str]]) -> dict[Study, dict[str, Trend]]:
+    """Return the lines of the arms that carry the conclusion."""
+    lines: dict[Study, dict[str, Trend]] = {}
+    for study, own in slopes.items():
+        for arm in ARMS[study]:
+            line = own.get(arm.name)
+            if arm.is_primary and isinstance(line, Trend):
+                lines.setdefault(study, {})[arm.name] = line
+    return lines
+
+
+def _dates(results: Sequence[Result]) -> Iterator[str]:
+    if results:
+        dates, commits = sorted({r.date for r in results}), sorted({r.commit for r in results})
+        yield (
+            f"Written by `make bench-method`. Trained from {dates[0]} to {dates[-1]}, at {joined(commits)}. All figures"
+            f" are in [data/{RESULTS.name}](data/{RESULTS.name})."
+        )
