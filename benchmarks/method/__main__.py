@@ -22,13 +22,21 @@ def main() -> None:
 
 
 @main.command("report")
-def report() -> None:
+@click.option("--results", type=click.Path(path_type=Path, exists=True), help="of other trials; the registered ones")
+@click.option("--page", type=click.Path(path_type=Path), help="where their page goes; pictures go beside it")
+def report(results: Path | None, page: Path | None) -> None:
     """Write docs/method.md, its pictures and the evidence for advice from docs/data/method.csv."""
     # Training needs neither matplotlib nor the planner.
     from benchmarks.method.report import REPORT, write_report
 
-    write_report(read_results())
-    progress.note(f"wrote {REPORT}")
+    if (results is None) != (page is None):
+        raise click.UsageError("--results and --page go together: the page of the registered trials has its own place")
+    if results is None or page is None:
+        write_report(read_results())
+    else:
+        (page.parent / "images").mkdir(parents=True, exist_ok=True)
+        write_report(read_results(results), page, page.with_suffix(".evidence.json"))
+    progress.note(f"wrote {page or REPORT}")
 
 
 @main.command("train")

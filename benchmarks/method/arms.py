@@ -135,7 +135,7 @@ SIZES: dict[Study, tuple[Size, ...]] = {
 """Sizes, in the order in which they are trained."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scale:
     """Arms with the sizes of their models, batches and budgets. The defaults are the registered ones."""
 
@@ -184,7 +184,7 @@ QUICK = Scale(
 
 GPU = Scale(
     arms={"dense": _primary("dense", "shared throughout"), "experts": _primary("experts")},
-    sizes={"dense": (Size(768, seeds=3, all_arms=True),), "experts": (Size(768, seeds=3),)},
+    sizes={"dense": (Size(768, seeds=3, all_arms=True),), "experts": (Size(768, seeds=3, all_arms=True),)},
     tuned_width=768,
     first_rates=(6e-4, 1.2e-3, 2.4e-3),
     sequence=1024,
@@ -199,7 +199,7 @@ GPU = Scale(
 
 TINY = replace(
     GPU,
-    sizes={"dense": (Size(16, seeds=1, all_arms=True),), "experts": (Size(16, seeds=1),)},
+    sizes={"dense": (Size(16, seeds=1, all_arms=True),), "experts": (Size(16, seeds=1, all_arms=True),)},
     tuned_width=16,
     budgets=(1.0,),
     first_rates=FIRST_RATES,

@@ -11,12 +11,15 @@ from click.testing import CliRunner, Result
 from pseudoreal_dev.machine.progress import progress
 
 from benchmarks.method import gpu
+from benchmarks.method.__main__ import main
 from benchmarks.method.arms import FIRST_RATES, GPU, TINY, Study, parameters
 from benchmarks.method.budget import work_of
 from benchmarks.method.results import Result as Row
 from benchmarks.method.results import read_results, write_results
+from benchmarks.method.schedule import is_known, planned
 from benchmarks.method.training import Place
 from benchmarks.method.trials import Trials
+from tests.unit.benchmarks.method.support.planned import results_of
 from tests.unit.trainer.data.support.written import write_native
 
 _DELINKED = "delinked at 30 %"
@@ -144,6 +147,27 @@ def test_the_page_says_how_much_work_it_is(study: Study, sentence: str) -> None:
     }
     wanted = sentence.format(**figures, hours=f"{work.seconds(pace.step) / 3600:.0f}")
     assert wanted in Path("docs/gpus.md").read_text()
+
+
+def test_their_page_is_written_by_the_rules_of_the_registered_one(tmp_path: Path) -> None:
+    scale = replace(GPU, arms={"dense": GPU.arms["dense"]}, sizes={"dense": GPU.sizes["dense"]})
+    best, rows = {"unshared": 3.0, "grown from 4 layers at 30 %": 2.9}, list[Row]()
+    while runs := [one for one in planned(rows, scale) if not is_known(one, one.budgets[-1], rows)]:
+        for one in runs:
+            loss = best.get(one.run.arm.name, 3.1) + 0.01 * one.run.seed + abs(one.run.rate - 1.2e-3)
+            rows += [row.model_copy(update={"loss": loss + 0.3 / row.budget}) for row in results_of(one, loss, "H100")]
+    write_results(rows, tmp_path / "dense.csv")
+    page = tmp_path / "page" / "dense.md"
+    written = CliRunner().invoke(main, ["report", "--results", str(tmp_path / "dense.csv"), "--page", str(page)])
+    assert written.exit_code == 0, written.output
+    text = page.read_text()
+    assert "**Dense, 84,934,656 parameters, 1,698,693,120 tokens:**" in text
+    assert "- **Faster per token**: *grown from 4 layers at 30 %*." in text
+    assert "bfloat16 on H100." in text
+    assert "Everything that the plan asks for is trained." in text
+    assert {file.name for file in page.parent.iterdir()} == {"dense.md", "dense.evidence.json", "images"}
+    alone = CliRunner().invoke(main, ["report", "--page", str(page)])
+    assert "--results and --page go together" in _one(alone)
 
 
 @pytest.fixture

@@ -12,33 +12,10 @@ from benchmarks.method.budget import tokens_within, with_tokens, work_of
 from benchmarks.method.chain import Link
 from benchmarks.method.results import Result
 from benchmarks.method.schedule import Planned, expected, is_known, planned, rate_of, real_steps, unfinished
+from tests.unit.benchmarks.method.support.planned import results_of
 
 _BEST = {"dense": 23e-3, "experts": 5e-3}
 """Study -> rate with the lowest loss, of which one is beyond the first rates."""
-
-
-def _results(one: Planned, loss: float) -> list[Result]:
-    run = one.run
-    return [
-        Result(
-            study=run.study,
-            role=one.role,
-            width=run.width,
-            arm=run.arm.name,
-            seed=run.seed,
-            rate=run.rate,
-            budget=budget * run.fraction,
-            steps=decay.end,
-            tokens=decay.end * run.scale.tokens_of_a_step,
-            loss=loss,
-            validation_tokens=1,
-            seconds_per_step=1.0,
-            peak_bytes=1,
-            date="2026-11-26",
-            commit="abc",
-        )
-        for budget, decay in one.decays()
-    ]
 
 
 def _trained(scale: Scale = REGISTERED, results: Iterable[Result] = (), diverges_above: float = 1.0) -> list[Planned]:
@@ -46,7 +23,7 @@ def _trained(scale: Scale = REGISTERED, results: Iterable[Result] = (), diverges
     found, order = [*results], []
     while one := next((one for one in planned(found, scale) if not _is_done(one, found)), None):
         loss = nan if one.run.rate > diverges_above else abs(log(one.run.rate / _BEST[one.run.study]))
-        found += _results(one, loss)
+        found += results_of(one, loss)
         order.append(one)
     return order
 
@@ -67,9 +44,9 @@ def test_nothing_is_trained_twice(order: list[Planned]) -> None:
 
 def test_a_run_is_known_by_the_share_of_the_full_budget_that_it_trains(order: list[Planned]) -> None:
     tuning = next(one for one in order if one.role == "tuning")
-    assert [result.budget for result in _results(tuning, 1.0)] == [0.5]
-    assert _is_done(tuning, _results(tuning, 1.0))
-    assert not _is_done(tuning, [row.model_copy(update={"budget": 1.0}) for row in _results(tuning, 1.0)])
+    assert [result.budget for result in results_of(tuning, 1.0)] == [0.5]
+    assert _is_done(tuning, results_of(tuning, 1.0))
+    assert not _is_done(tuning, [row.model_copy(update={"budget": 1.0}) for row in results_of(tuning, 1.0)])
 
 
 def test_all_rates_of_a_study_are_chosen_before_its_first_comparison(order: list[Planned]) -> None:
@@ -124,7 +101,7 @@ def test_an_interrupted_plan_goes_on_where_it_was() -> None:
     half = [
         result
         for one in order[: len(order) // 2]
-        for result in _results(one, abs(log(one.run.rate / _BEST[one.run.study])))
+        for result in results_of(one, abs(log(one.run.rate / _BEST[one.run.study])))
     ]
     assert _labels(_trained(_SMALL, half)) == _labels(order[len(order) // 2 :])
 
@@ -135,7 +112,7 @@ def _labels(runs: Iterable[Planned]) -> list[str]:
 
 def test_a_missing_budget_is_trained_alone(order: list[Planned]) -> None:
     one = next(one for one in order if one.role == "compared")
-    missing = [result for result in _results(one, 1.0) if result.budget != 0.75]
+    missing = [result for result in results_of(one, 1.0) if result.budget != 0.75]
     decays = [key for key, link in unfinished([one], missing).items() if link.decay_from is not None]
     assert decays == [dict(one.decays())[0.75].key]
 
@@ -157,7 +134,7 @@ def test_the_expected_work_is_the_work_if_one_further_rate_is_tried() -> None:
     assert len(real) == len(assumed) == work_of(scale).links
     assert sum(map(real_steps, real.values())) == pytest.approx(work_of(scale).steps)
     # Once all rates are known, both say the same.
-    tuning = [r for o in _trained(scale) if o.role == "tuning" for r in _results(o, abs(log(o.run.rate / 23e-3)))]
+    tuning = [r for o in _trained(scale) if o.role == "tuning" for r in results_of(o, abs(log(o.run.rate / 23e-3)))]
     assert {*unfinished(expected(tuning, scale), tuning)} == {*unfinished(planned(tuning, scale), tuning)}
 
 
@@ -194,6 +171,6 @@ def test_a_rate_is_chosen_only_from_runs_of_the_width_that_chooses() -> None:
     for width, rate in ((24, None), (16, 16e-3)):
         scale = replace(_SMALL, tuned_width=width)
         runs = [one for one in _trained(scale) if one.role == "tuning"]
-        rows = [row for one in runs for row in _results(one, abs(log(one.run.rate / 16e-3)))]
+        rows = [row for one in runs for row in results_of(one, abs(log(one.run.rate / 16e-3)))]
         assert rate_of("dense", arm, rows, scale) == 16e-3
         assert rate_of("dense", arm, rows) == rate
