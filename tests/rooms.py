@@ -45,7 +45,8 @@ TRAINER = Package(
     "pseudoreal_trainer",
     Path(pseudoreal_trainer.__file__).parent,
     (
-        *("", "plan", "plan.memory", "plan.placement", "estimate.time", "estimate", "estimate.search"),
+        *("", "plan", "plan.memory", "plan.placement", "estimate.time", "estimate"),
+        *("estimate.search", "estimate.advice"),
         *("storage", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.reading", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),

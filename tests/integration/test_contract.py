@@ -248,6 +248,9 @@ def test_forbidden_changes_of_a_job_are_rejected(
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        ("layers", 4),
+        ("growth", {"pattern": "Stack"}),
+        ("experts", 2),
         ("sharing", {"blocks": 4}),
         ("workers", 1),
         ("elastic", {"minWorkers": 1}),

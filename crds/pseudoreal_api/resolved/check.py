@@ -10,7 +10,8 @@ from pseudoreal_api.resolved.resolve import (
     adds_layers,
     experts_of,
     explicit_sharing,
-    growth_pattern,
+    growth_of,
+    layers_field,
     layers_of,
     model_of,
     rank_counts,
@@ -34,6 +35,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
         _check_added_experts(spec, index)
         if phase.layers is not None:
             _check_shallow(spec, phase)
+            _check_origins(spec, index)
         if index > 0 and spec.phases[index - 1].layers is not None:
             _check_sources(spec, index)
         rank_counts(spec, phase)
@@ -65,6 +67,17 @@ def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
             f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
             " remove growth, or set layers in that phase"
         )
+
+
+def _check_origins(spec: PseudoRealJobSpec, index: int) -> None:
+    """Raise UnresolvableJob if blocks of a shallow first phase would begin as layers that it does not have."""
+    start, layers = spec.checkpoint.start_from, layers_of(spec, spec.phases[index])
+    for layer in start.blocks.layers if start and index == 0 else ():
+        if layer >= layers:
+            raise UnresolvableJob(
+                f"spec.checkpoint.startFrom.blocks.layers: there is no layer {layer}, as"
+                f" {layers_field(spec.phases[0])} is {layers} and the first is 0"
+            )
 
 
 def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:
@@ -121,14 +134,15 @@ def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
         raise UnresolvableJob(
             f"{where}.sharing.blocks {sharing.blocks} must divide {where}.layers {model.layers}; change one of them"
         )
-    blocks, found = blocks_of_layers(sharing, model.layers), dict[int, int]()
-    for layer, block in enumerate(blocks):
-        first = found.setdefault(block, layer)
-        if model.has_experts(first) != model.has_experts(layer):
-            dense, other = (layer, first) if model.has_experts(first) else (first, layer)
+    dense = model.experts.dense_layers if model.experts else []
+    blocks = blocks_of_layers(sharing, model.layers) if dense else ()
+    others = {block: layer for layer, block in enumerate(blocks) if layer not in dense}
+    for layer in dense:
+        if blocks[layer] in others:
             raise UnresolvableJob(
-                f"{where}.sharing: layer {dense} of spec.model.experts.denseLayers shares a block with layer {other},"
-                " which has experts; the two kinds have no weights in common; change sharing or denseLayers"
+                f"{where}.sharing: layer {layer} of spec.model.experts.denseLayers shares a block with layer"
+                f" {others[blocks[layer]]}, which has experts; the two kinds have no weights in common; change one of"
+                " them"
             )
     if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
         raise UnresolvableJob(
@@ -141,15 +155,15 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
     """Raise UnresolvableJob if layers share weights, but would begin as layers with different ones."""
     phases = spec.phases[index - 1 : index + 1]
     before, after = ((model_of(spec, phase), explicit_sharing(spec, phase)) for phase in phases)
-    pattern, where = growth_pattern(phases[1]), f"spec.phases[{phases[1].name}]"
+    growth, where = growth_of(phases[1]), f"spec.phases[{phases[1].name}]"
     try:
-        Sources.of(pattern, before, after)
+        Sources.of(growth, before, after)
     except ValueError as error:
         if not adds_layers(spec, index):
             raise UnresolvableJob(f"{where}.sharing: {error}") from None
         raise UnresolvableJob(
-            f"{where}.growth, {pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
-            " growth.pattern, sharing or layers"
+            f"{where}.growth, {growth.pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
+            " growth, sharing or layers"
         ) from None
 
 

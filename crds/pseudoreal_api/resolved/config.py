@@ -17,7 +17,7 @@ from pseudoreal_api.spec.phase import (
     Activations,
     Batch,
     Compile,
-    GrowthPattern,
+    Growth,
     Offload,
     OptimizerState,
     Parallelism,
@@ -154,8 +154,8 @@ class PhaseConfig(_Kept):
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"
         " newer.",
     )
-    noise: Annotated[DecimalString, Since(4)] = Field(
-        "0", description="spec.delink.noise, where a transition begins the phase; otherwise 0."
+    noise: Annotated[DecimalString | None, Since(4)] = Field(
+        None, description="spec.delink.noise, if it is not 0, in phases behind the first. None: copies stay equal."
     )
     start_from: Annotated[StartFrom | None, Since(4)] = Field(
         None,
@@ -186,8 +186,8 @@ class DelinkConfig(_Kept):
         description="Model of the checkpoint that is written, if it has more layers or experts. None: that of the one"
         " that is read.",
     )
-    growth: Annotated[GrowthPattern | None, Since(4)] = Field(
-        None, description="Which layer of the checkpoint that is read each layer of to_model begins as."
+    growth: Annotated[Growth | None, Since(4)] = Field(
+        None, description="How the layers of to_model begin. None: to_model is None."
     )
     optimizer_state: OptimizerState = Field(description="spec.delink.optimizerState.")
 

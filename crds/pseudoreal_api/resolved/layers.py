@@ -1,10 +1,13 @@
 """Assignment of layers to blocks and to sets of experts. Pure."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from operator import eq
+from typing import Any
 
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import GrowthPattern, Sharing
+from pseudoreal_api.spec.phase import Growth, GrowthPattern, Sharing
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
@@ -29,10 +32,9 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
     if model.experts is None:
         return ()
     blocks, groups = blocks_of_layers(sharing, model.layers), groups_of_layers(sharing, model.layers)
-    firsts: dict[int, int] = {}
-    for layer in filter(model.has_experts, range(model.layers)):
-        firsts.setdefault(groups[layer], blocks[layer])
-    return tuple(firsts[group] if model.has_experts(layer) else None for layer, group in enumerate(groups))
+    dense = set(model.experts.dense_layers)
+    firsts = {groups[layer]: blocks[layer] for layer in reversed(range(model.layers)) if layer not in dense}
+    return tuple(None if layer in dense else firsts[group] for layer, group in enumerate(groups))
 
 
 def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
@@ -40,10 +42,29 @@ def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
     return sorted({number for number in layer_experts if number is not None})
 
 
+def first_layers(model: Model, layers: int, experts: int | None = None) -> Model:
+    """Return a model with only the first layers of `model`, and with so many experts; None: as many. Settings of layers
+    that it does not have are left out."""
+    of_model, window = model.experts, model.attention.window
+    count = of_model.count if of_model and experts is None else experts
+    if layers == model.layers and (of_model is None or of_model.count == count):
+        return model
+    if of_model is not None:
+        dense = [layer for layer in of_model.dense_layers if layer < layers]
+        of_model = of_model.model_copy(update={"dense_layers": dense, "count": count})
+    if window is not None and window.layers is not None:
+        windowed = [layer for layer in window.layers if layer < layers]
+        window = window.model_copy(update={"layers": windowed}) if windowed else None
+    attention = model.attention.model_copy(update={"window": window})
+    return model.model_copy(update={"layers": layers, "attention": attention, "experts": of_model})
+
+
 def source_layers(pattern: GrowthPattern, before: int, after: int) -> tuple[int, ...]:
     """Return, for each of `after` layers, the layer that it begins as, of `before` layers. Equal depths: each layer
     begins as itself."""
-    return tuple(layer % before if pattern == "Stack" else layer * before // after for layer in range(after))
+    if pattern == "Stack":
+        return (tuple(range(before)) * -(-after // before))[:after]
+    return tuple(layer * before // after for layer in range(after))
 
 
 @dataclass(frozen=True)
@@ -54,27 +75,49 @@ class Sources:
     """Number of each block -> number of its source, a block of the phase before."""
     experts: dict[int, int]
     """The same mapping for sets of experts; empty without experts."""
+    zero_blocks: frozenset[int] = frozenset()
+    """Blocks of added layers, whose outputs begin as zero."""
+    zero_experts: frozenset[int] = frozenset()
+    """The same for sets of experts."""
 
     @classmethod
-    def of(
-        cls, pattern: GrowthPattern | None, before: tuple[Model, Sharing], after: tuple[Model, Sharing]
-    ) -> "Sources":
+    def of(cls, growth: Growth | None, before: tuple[Model, Sharing], after: tuple[Model, Sharing]) -> "Sources":
         """Return the sources for model and sharing `after`, where layers begin as layers of model and sharing
-        `before`. `pattern`: None for the same number of layers.
+        `before`. `growth`: None for the same number of layers.
 
-        Raises ValueError if layers that share a block, or a set of experts, would begin as different ones.
+        Raises ValueError if layers that share a block, or a set of experts, would begin as different ones, or if only
+        some of them would begin with outputs of zero.
         """
-        origins = source_layers(pattern or "Stack", before[0].layers, after[0].layers)
+        growth = growth or Growth()
+        origins = source_layers(growth.pattern, before[0].layers, after[0].layers)
         (had_blocks, had_experts), (blocks, experts) = (
             (blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model))
             for model, sharing in (before, after)
         )
-        return cls(
+        found = cls(
             _sources([had_blocks[origin] for origin in origins], blocks, origins, "block"),
-            _sources(
-                [had_experts[origin] for origin in origins] if had_experts else [], experts, origins, "set of experts"
-            ),
+            _sources([had_experts[one] for one in origins] if had_experts else [], experts, origins, "set of experts"),
         )
+        if growth.initial == "Copy":
+            return found
+        firsts = {origin: layer for layer, origin in reversed([*enumerate(origins)])}
+        added = [firsts[origin] != layer for layer, origin in enumerate(origins)]
+        zero_blocks, zero_experts = _owned_by(added, blocks, "block"), _owned_by(added, experts, "set of experts")
+        return replace(found, zero_blocks=zero_blocks, zero_experts=zero_experts)
+
+
+def _owned_by(added: Sequence[bool], numbers: Sequence[int | None], what: str) -> frozenset[int]:
+    """Return the blocks, or the sets of experts, of added layers. Entry l of `numbers` is the number that layer l
+    uses. Raises ValueError if another layer uses one of them as well."""
+    users = dict[int, int]()
+    for layer, number in enumerate(numbers):
+        first = layer if number is None else users.setdefault(number, layer)
+        if added[layer] != added[first]:
+            raise ValueError(
+                f"initial ZeroOutput sets outputs of layer {layer} to zero, and it shares {what} {number} with layer"
+                f" {first}, which is not added"
+            )
+    return frozenset(number for number, layer in users.items() if added[layer])
 
 
 def _sources(
@@ -82,6 +125,9 @@ def _sources(
 ) -> dict[int, int]:
     """Return new number -> old number. Entry l of `after` is the number that layer l uses, entry l of `before` the
     number used by the layer that it begins as, `origins[l]`. None: that layer uses nothing of the kind."""
+    whole: Any = dict(zip(after, before, strict=True))
+    if None not in after and None not in before and all(map(eq, map(whole.__getitem__, after), before)):
+        return dict(whole)  # so far in C: the operator checks up to 16 phases in a reconcile pass
     found: dict[int, int] = {}
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is None and new is None:
@@ -149,7 +195,10 @@ def sets_of_experts(sharing: Sharing, model: Model) -> ExpertSets:
 def groups_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
     """Return the group of each layer l: l mod groups (Cycle) or l // (layers / groups) (Segment)."""
     _check_divides(sharing, layers)
-    return tuple(_group(sharing, layers, layer) for layer in range(layers))
+    if sharing.pattern == "Cycle":
+        return tuple(range(sharing.blocks)) * (layers // sharing.blocks)
+    size = layers // sharing.blocks
+    return tuple(chain.from_iterable(repeat(block, size) for block in range(sharing.blocks)))
 
 
 def _check_divides(sharing: Sharing, layers: int) -> None:

@@ -16,11 +16,11 @@ from pseudoreal_api.resolved.config import (
     PhaseMixture,
     ResolvedParallelism,
 )
-from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.layers import first_layers, number_of_blocks, sets_of_experts
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
-from pseudoreal_api.spec.model import MixtureOfExperts, Model, Window
-from pseudoreal_api.spec.phase import Growth, GrowthPattern, Phase, Sharing, StateSharding
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Growth, Phase, Sharing, StateSharding
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
@@ -116,7 +116,7 @@ def phase_config(
         in_place=in_place,
         spares=phase.spares,
         continues=_continued(job, work_directory),
-        noise=spec.delink.noise if index > 0 else "0",
+        noise=spec.delink.noise if index > 0 and float(spec.delink.noise) else None,
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )
 
@@ -243,8 +243,8 @@ def grows(spec: PseudoRealJobSpec, index: int) -> bool:
     return adds_layers(spec, index) or adds_experts(spec, index)
 
 
-def growth_pattern(phase: Phase) -> GrowthPattern:
-    return (phase.growth or Growth()).pattern
+def growth_of(phase: Phase) -> Growth:
+    return phase.growth or Growth()
 
 
 def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
@@ -254,41 +254,15 @@ def growth_text(spec: PseudoRealJobSpec, index: int) -> str | None:
     before, phase = spec.phases[index - 1 : index + 1]
     parts = []
     if adds_layers(spec, index):
-        parts.append(f"from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_pattern(phase)})")
+        parts.append(f"from {layers_of(spec, before)} to {layers_of(spec, phase)} layers ({growth_of(phase).pattern})")
     if adds_experts(spec, index):
         parts.append(f"from {experts_of(spec, before)} to {experts_of(spec, phase)} experts")
     return f"grown {' and '.join(parts)}"
 
 
 def model_of(spec: PseudoRealJobSpec, phase: Phase) -> Model:
-    """Return the model that the phase trains: spec.model with the phase's layers and experts. Settings of layers that
-    the phase does not have are left out."""
-    model, layers = spec.model, layers_of(spec, phase)
-    if layers == model.layers and phase.experts is None:
-        return model
-    return model.model_copy(
-        update={
-            "layers": layers,
-            "attention": model.attention.model_copy(update={"window": _window_of_first(model, layers)}),
-            "experts": _experts_of_first(model, layers, experts_of(spec, phase)),
-        }
-    )
-
-
-def _window_of_first(model: Model, layers: int) -> Window | None:
-    """Return the attention window of the first layers; None if none of them has it."""
-    window = model.attention.window
-    if window is None or window.layers is None:
-        return window
-    kept = [layer for layer in window.layers if layer < layers]
-    return window.model_copy(update={"layers": kept}) if kept else None
-
-
-def _experts_of_first(model: Model, layers: int, count: int) -> MixtureOfExperts | None:
-    if model.experts is None:
-        return None
-    dense = [layer for layer in model.experts.dense_layers if layer < layers]
-    return model.experts.model_copy(update={"dense_layers": dense, "count": count})
+    """Return the model that the phase trains: spec.model with the phase's layers and experts."""
+    return first_layers(spec.model, layers_of(spec, phase), experts_of(spec, phase))
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
@@ -319,7 +293,7 @@ def delink_config(
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
         to_model=model_of(job.spec, after) if is_growth else None,
-        growth=growth_pattern(after) if is_growth else None,
+        growth=growth_of(after) if is_growth else None,
         optimizer_state=job.spec.delink.optimizer_state,
     )
 

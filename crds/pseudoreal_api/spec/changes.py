@@ -7,7 +7,7 @@ fields.
 
 from typing import Any
 
-_INDICES = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]"
+_INDICES = "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"
 _ANEW = "delete the job and create it again to change it"
 _SUSPEND = "set spec.suspend to true first, and change it while the job is suspended"
 

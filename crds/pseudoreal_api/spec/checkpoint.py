@@ -117,14 +117,15 @@ class HuggingFaceWeights(ApiModel):
 
 
 class BlockOrigins(ApiModel):
-    """Source layers of the shared blocks, in a first phase with sharing."""
+    """Source layers of the blocks, in a first phase with sharing or with more layers than the weights."""
 
-    type: Literal["Evenly", "Lower", "Listed", "Average"] = Field(
+    type: Literal["Evenly", "Lower", "Listed", "Average", "Stack", "Interleave"] = Field(
         "Evenly",
         description="type is the rule. Evenly: layers at equal distances, the first and the last one included. Lower:"
         " the first layers. Listed: those in layers. Average: the mean of all layers that share the block; it is meant"
         " for layers with a common ancestor, as neurons of others stand in another order in each. It has no meaning"
-        " where each layer has a block of its own: then each begins as itself.",
+        " where each layer has a block of its own: then each begins as itself. Stack, Interleave: for weights with"
+        " fewer layers, as in phases[].growth; a shared block begins as its first layer does.",
     )
     layers: Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)] = Field(
         [],

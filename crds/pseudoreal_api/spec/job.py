@@ -28,7 +28,7 @@ _COPY_LABEL = "kueue.x-k8s.io/multikueue-origin"
 
 
 class PseudoRealJobSpec(ApiModel):
-    """Trains a model in phases; each phase's sharing refines the one before."""
+    """Trains a model in phases; each phase's sharing refines the one before, and its layers are no fewer."""
 
     model_config = ConfigDict(
         json_schema_extra={"x-kubernetes-validations": [*(r.to_schema() for r in SPEC_RULES), *SPEC_CHANGES]}
@@ -48,8 +48,8 @@ class PseudoRealJobSpec(ApiModel):
     )
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
         description="phases are trained in this order. Between two phases the layers that no longer share a block"
-        " are delinked: each gets its own copy of the weights that it used. Phases may be added, and the last one may"
-        " be prolonged, until the job has ended.",
+        " are delinked: each gets its own copy of the weights that it used. Layers that are added begin as others."
+        " Phases may be added, and the last one may be prolonged, until the job has ended.",
         json_schema_extra=list_map("name") | {"x-kubernetes-validations": PHASES_CHANGES},
     )
     delink: Delink = Field(

@@ -275,7 +275,9 @@ class Model(ApiModel):
         " it; sizes are always given. Omitted: it is filled as the fields themselves say.",
     )
     layers: int = Field(
-        ge=1, le=10_000, description="layers is the number of transformer layers; every phase has this depth."
+        ge=1,
+        le=10_000,
+        description="layers is the number of transformer layers; phases before the last may have fewer.",
     )
     hidden_size: int = Field(ge=2, le=1_000_000, description="hiddenSize is the width of the residual stream.")
     sequence_length: int = Field(

@@ -1,4 +1,4 @@
-"""Phases of a job: sharing, length, ranks and layout; and the delink between two phases."""
+"""Phases of a job: layers, sharing, length, ranks and layout; and the transition between two phases."""
 
 from typing import Annotated, Any, Literal
 
@@ -50,13 +50,19 @@ class Sharing(ApiModel):
 
 
 class Growth(ApiModel):
-    """Source layers of a phase with more layers than the phase before."""
+    """Beginning of the layers of a phase with more layers than the phase before."""
 
     pattern: GrowthPattern = Field(
         "Stack",
         description="pattern says which layer of the phase before, with K layers, layer i of L begins as. Stack: layer"
         " i mod K, so that the layers follow one another once more. Interleave: layer i * K / L, rounded down, so that"
         " copies of a layer stand side by side.",
+    )
+    initial: Literal["Copy", "ZeroOutput"] = Field(
+        "Copy",
+        description="initial says what added layers begin with: all but the first that begins as the same layer. Copy:"
+        " its weights. ZeroOutput: the same, but zero in the matrices whose output is added to the residual stream, so"
+        " that the model computes what it did.",
     )
 
 
@@ -317,7 +323,7 @@ class Phase(ApiModel):
     layers: int | None = Field(
         None,
         ge=1,
-        le=10_000,
+        le=1_000,
         description="layers is the number of layers in this phase: at most those of model, at least those of the phase"
         " before; the last phase has all. Weights of a shallow phase begin at the scale of its own depth."
         " Omitted: model.layers.",
@@ -394,8 +400,8 @@ class Delink(ApiModel):
         "Scale",
         description="optimizerState says what the moments of a layer are after delinking, where L layers shared a"
         " block. Measured: the first moment divided by L, the second divided by how much larger the"
-        " squared gradient of the block was than that of a layer, measured tensor by tensor. Copy:"
-        " unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+        " squared gradient of the block was than that of a layer, measured tensor by tensor (before a growth: as"
+        " Scale). Copy: unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
     )
     noise: DecimalString = Field(
         "0",

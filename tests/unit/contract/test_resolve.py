@@ -6,9 +6,16 @@ import pytest
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.elastic import resized
-from pseudoreal_api.resolved.resolve import UnresolvableJob, delink_config, last_steps, model_of, phase_config
+from pseudoreal_api.resolved.resolve import (
+    UnresolvableJob,
+    delink_config,
+    growth_text,
+    last_steps,
+    model_of,
+    phase_config,
+)
 from pseudoreal_api.spec.check import check_job
-from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.phase import Growth, Phase
 from pseudoreal_api.wire.contract import with_contract
 
 from tests.support.jobs import good_job
@@ -289,7 +296,7 @@ def test_phase_has_its_own_layers() -> None:
     assert shallow.model.experts.dense_layers == [0]
     assert model_of(job.spec, Phase.model_validate(SHALLOW | {"layers": 1})).attention.window is None, "no layer has it"
     delink = delink_config(job, 1, execution=1, work_directory="/w")
-    assert (delink.to_model, delink.growth, delink.to_sharing.blocks) == (deep.model, "Stack", 8)
+    assert (delink.to_model, delink.growth, delink.to_sharing.blocks) == (deep.model, Growth(), 8)
     assert with_contract(delink)["contractVersion"] == 4, "an earlier trainer would delink without growing"
 
 
@@ -323,11 +330,16 @@ def test_phase_has_its_own_layers() -> None:
         (
             [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"pattern": "Interleave"}}],
             r"phases\[deep\].growth, Interleave from 4 layers to 8: layer 2 shares new block 0 with a layer of old"
-            r" block 0, but begins with old block 1; .*; change growth.pattern, sharing or layers",
+            r" block 0, but begins with old block 1; .*; change growth, sharing or layers",
         ),
         (
             [SHALLOW | HALVES, SHALLOW | {"name": "two", "sharing": {"blocks": 2, "pattern": "Segment"}}, DEEP],
             r"phases\[two\].sharing: layer 1 shares new block 0 .*must refine",
+        ),
+        (
+            [SHALLOW | HALVES, DEEP | HALVES | {"growth": {"initial": "ZeroOutput"}}],
+            r"phases\[deep\].growth, Stack .* sets outputs of layer 4 to zero, and it shares block 0 with layer 0,"
+            r" which is not added; change growth, sharing or layers",
         ),
         (
             [SHALLOW | {"offload": {"homes": [{"unit": "blocks.4", "home": "Host"}]}}, DEEP],
@@ -357,3 +369,87 @@ def test_warmup_follows_a_growth_and_nothing_is_measured_before_it() -> None:
     job = check_job(good_job(spec__phases=phases, spec__delink=delink))
     shallow, deep = (phase_config(job, i, execution=1, work_directory="/w", offload_directory="/o") for i in (0, 1))
     assert (shallow.measure, deep.warmup_steps) == (None, 7)
+
+
+EXPERTS = {"type": "TopK", "count": 6, "topK": {"perToken": 2}}
+NOISE = {"noise": "0.01"}
+
+
+def test_phase_has_its_own_experts() -> None:
+    phases = [SHALLOW | {"layers": 8, "experts": 3}, DEEP]
+    job = check_job(
+        good_job(spec__model__experts=EXPERTS, spec__phases=phases, spec__delink=NOISE | {"warmupSteps": 3})
+    )
+    check_resolvable(job.spec)
+    few, all_ = (phase_config(job, i, execution=1, work_directory="/w", offload_directory="/o") for i in (0, 1))
+    assert few.model.experts is not None
+    assert few.model.experts.count == 3
+    assert all_.model == job.spec.model
+    assert (few.noise, all_.noise, all_.warmup_steps) == (None, "0.01", 3)
+    assert growth_text(job.spec, 1) == "grown from 3 to 6 experts"
+    delink = delink_config(job, 1, execution=1, work_directory="/w")
+    assert delink.to_model == all_.model
+    assert with_contract(all_)["needs"]["noise"] == with_contract(delink)["needs"]["toModel"] == 4
+    both = check_job(good_job(spec__model__experts=EXPERTS, spec__phases=[SHALLOW | {"experts": 3}, DEEP])).spec
+    assert growth_text(both, 1) == "grown from 4 to 8 layers (Stack) and from 3 to 6 experts"
+
+
+@pytest.mark.parametrize(
+    ("experts", "phase", "delink", "says"),
+    [
+        (None, {"experts": 2}, NOISE, r"phases\[shallow\].experts is 2, but spec.model has no experts; remove it"),
+        (EXPERTS, {"experts": 7}, NOISE, r"phases\[shallow\].experts 7 must be at most spec.model.experts.count 6"),
+        (EXPERTS, {"experts": 1}, NOISE, r"phases\[shallow\].experts 1 must be at least .*topK.perToken 2; raise it"),
+        (
+            {"count": 6, "prototypes": 2},
+            {"experts": 2},
+            NOISE,
+            r"phases\[shallow\].experts needs .*prototypes 1, and it is 2",
+        ),
+        (
+            EXPERTS,
+            {"experts": 3, "workers": 2, "parallelism": {"expertRanks": 2}},
+            NOISE,
+            r"phases\[shallow\].experts 3 must be a multiple of parallelism.expertRanks, 2",
+        ),
+        (
+            EXPERTS,
+            {"experts": 3, "offload": {"expertGroups": 2}},
+            NOISE,
+            r"phases\[shallow\].experts 3 must be a multiple of parallelism.expertRanks times offload.expertGroups, 2",
+        ),
+        (
+            EXPERTS,
+            {"experts": 3},
+            {},
+            r"spec.delink.noise must be greater than 0, as phase deep has 6 .*shallow 3: equal",
+        ),
+        (EXPERTS, {}, {"noise": "1.5"}, r"spec.delink.noise 1.5 must be at most 1"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_with_a_sentence(
+    experts: Any, phase: dict[str, Any], delink: dict[str, Any], says: str
+) -> None:
+    phases = [SHALLOW | phase, DEEP]
+    spec = check_job(good_job(spec__model__experts=experts, spec__phases=phases, spec__delink=delink)).spec
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)
+
+
+def test_no_experts_are_taken_away() -> None:
+    phases = [
+        SHALLOW | {"layers": 8, "experts": 4},
+        DEEP | {"name": "fewer", "experts": 2, "until": {"step": 9}},
+        DEEP,
+    ]
+    spec = check_job(good_job(spec__model__experts=EXPERTS, spec__phases=phases, spec__delink=NOISE)).spec
+    with pytest.raises(UnresolvableJob, match=r"phases\[fewer\].experts 2 must be at least the 4 of phase shallow"):
+        check_resolvable(spec)
+
+
+def test_blocks_of_a_shallow_phase_begin_as_layers_that_it_has() -> None:
+    start = {"type": "HuggingFace", "huggingFace": {"path": "w"}, "blocks": {"type": "Listed", "layers": [0, 4]}}
+    spec = check_job(good_job(spec__phases=[SHALLOW | HALVES, DEEP], spec__checkpoint={"startFrom": start})).spec
+    says = r"startFrom.blocks.layers: there is no layer 4, as spec.phases\[shallow\].layers is 4 and the first is 0"
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)

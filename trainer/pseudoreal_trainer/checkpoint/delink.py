@@ -8,7 +8,7 @@ import structlog
 from pseudoreal_api.resolved.config import DelinkConfig
 from pseudoreal_api.resolved.layers import Sources, number_of_blocks
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import GrowthPattern, OptimizerState, Sharing
+from pseudoreal_api.spec.phase import Growth, OptimizerState, Sharing
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -44,8 +44,9 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     if before == after:
         log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, **owned)
     else:
+        pattern = config.growth.pattern if config.growth else None
         log.info("grown", checkpoint=manifest.name, parent=manifest.parent, layers_before=before.layers,
-                 layers=after.layers, pattern=config.growth, experts_before=_experts(before), experts=_experts(after),
+                 layers=after.layers, pattern=pattern, experts_before=_experts(before), experts=_experts(after),
                  **owned)  # fmt: skip
     return TerminationMessage(
         outcome="Succeeded",
@@ -71,16 +72,19 @@ class Target:
     sharing: Sharing
     model: Model | None = None
     """None: the model of the source."""
-    growth: GrowthPattern | None = None
-    """Which layer of the source each layer begins as; None: `model` has no more layers."""
+    growth: Growth | None = None
+    """How the layers of `model` begin; None: `model` is None."""
 
 
 def delinked(source: Manifest, phase: str, target: Target, optimizer_state: OptimizerState) -> Manifest:
     """Return the manifest of the same weights with the layers and blocks of the next phase. Pure.
 
-    Raises ValueError if the new sharing does not refine the old sharing.
+    Raises ValueError if the new sharing does not refine the old sharing, TrainingError if the source lacks something
+    that is needed.
     """
     change = _Change.of(source, target)
+    if change.expert_copies > 1:
+        _check_rows(source)
     if change.is_none:
         optimizer_state = "Copy"
     elif change.is_growth and optimizer_state == "Measured":
@@ -209,6 +213,17 @@ def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, expert
     }
 
 
+def _check_rows(source: Manifest) -> None:
+    """Raise TrainingError if the files of a linked checkpoint have a number of experts that does not divide that of its
+    model: then experts that begin as those of the model are not experts of the files modulo their number."""
+    rows = next((tensor.shape[0] for name, tensor in source.tensors.items() if is_router(name)), 1)
+    if _experts(source.model) % rows:
+        raise TrainingError(
+            f"checkpoint {source.name} has {_experts(source.model)} experts, read from {rows} of {source.data_folder},"
+            f" and more experts cannot begin as those; train phase {source.phase} for a step at least"
+        )
+
+
 def _describe(sharing: Sharing) -> str:
     return f"{sharing.blocks} {'sets of experts' if sharing.shares_experts_alone else 'blocks'} ({sharing.pattern})"
 
@@ -233,12 +248,23 @@ def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
         experts_second_moment_divisor=old.divisor_of(_ANY_EXPERTS, "second_moment") * experts_second,
         routers_first_moment_divisor=old.divisor_of(_ANY_ROUTER, "first_moment") * routers_first,
         routers_second_moment_divisor=old.divisor_of(_ANY_ROUTER, "second_moment") * routers_second,
+        zero_outputs=sorted(_zero_outputs(old, change.sources)),
         second_moment_divisors=divisors.measured
         or {
             name: [divisor * divisors.second_of(name) for divisor in before]
             for name, before in old.second_moment_divisors.items()
         },
     )
+
+
+def _zero_outputs(old: Link, sources: Sources) -> set[str]:
+    """Return the names of the units whose outputs are zero: of those that are added, and of those whose sources are."""
+    blocks = {number for number, source in sources.blocks.items() if block_name(source) in old.zero_outputs}
+    experts = {number for number, source in sources.experts.items() if experts_name(source) in old.zero_outputs}
+    return {
+        *map(block_name, sources.zero_blocks | blocks),
+        *map(experts_name, sources.zero_experts | experts),
+    }
 
 
 _ANY_EXPERTS, _ANY_ROUTER = experts_name(0), f"{block_name(0)}.router.weight"

@@ -14,7 +14,15 @@ from pydantic import Field, model_validator
 from pseudoreal_trainer.checkpoint import format_4
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name, is_router
+from pseudoreal_trainer.plan.units import (
+    Kind,
+    are_experts,
+    block_name,
+    block_of,
+    experts_name,
+    is_residual_output,
+    is_router,
+)
 
 FORMAT_VERSION: Literal[5] = 5
 """Version of the format that is written."""
@@ -114,6 +122,9 @@ class Link(ApiModel):
     experts_second_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
     routers_first_moment_divisor: float | None = Field(None, description="Of those of routers. None: as of blocks.")
     routers_second_moment_divisor: float | None = Field(None, description="Of those of routers. None: as of blocks.")
+    zero_outputs: list[str] = Field(
+        [], description="Names of the units in which weights whose output is added to the residual stream are zero."
+    )
     second_moment_divisors: dict[str, list[float]] = Field(
         {},
         description="Instead of it, by the names of tensors in those files: what was measured. One number; of a"
@@ -126,16 +137,23 @@ class Link(ApiModel):
         assert number is not None, "only tensors of blocks and experts are linked"
         return self.experts[number] if self.experts and are_experts(name) else self.blocks[number]
 
+    def is_zero(self, name: str) -> bool:
+        """Return whether the weights of the tensor are zero."""
+        number = block_of(name)
+        unit = "" if number is None else experts_name(number) if are_experts(name) else block_name(number)
+        return unit in self.zero_outputs and is_residual_output(name)
+
     def is_copy(self, name: str) -> bool:
         """Return whether the block, or the set of experts, of the tensor `name` has the same source as one with a lower
         number."""
         number, source = block_of(name), self.source(name)
-        sources = self.experts if self.experts and are_experts(name) else dict(enumerate(self.blocks))
-        return any(other < number and found == source for other, found in sources.items()) if number else False
+        if self.experts and are_experts(name):
+            return number != min(other for other, found in self.experts.items() if found == source)
+        return number != self.blocks.index(source)
 
     def divisor_of(self, name: str, kind: Moment) -> float:
         """Return the divisor of a tensor's moments, without regard to measured divisors."""
-        first, second = None, None
+        first = second = None
         if are_experts(name):
             first, second = self.experts_first_moment_divisor, self.experts_second_moment_divisor
         elif is_router(name):

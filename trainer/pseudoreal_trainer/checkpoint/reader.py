@@ -67,10 +67,10 @@ class Reader:
         return experts.count, *stored[1:]
 
     def first_copy(self, name: str) -> int:
-        """Return the first row of the tensor, in its first dimension, that is read from the bytes of another row or
-        tensor before it; the number of rows if there is none."""
+        """Return the first row of the tensor, in its first dimension, with the weights of another row or tensor before
+        it; the number of rows if there is none."""
         link = self.manifest.link
-        if link is None or block_of(name) is None:
+        if link is None or block_of(name) is None or link.is_zero(name):
             return self.shape(name)[0]
         return 0 if link.is_copy(name) else self._stored(name)[1].shape[0]
 
@@ -138,8 +138,10 @@ class Reader:
     def _divisors(self, name: str, kind: Kind) -> list[float]:
         """Return the divisors of the stored values: one number for the whole tensor, or one for each expert."""
         link: Link | None = self.manifest.link
-        if link is None or kind == "weights" or block_of(name) is None:
+        if link is None or block_of(name) is None:
             return [1]
+        if kind == "weights":
+            return [0 if link.is_zero(name) else 1]
         usual = [link.divisor_of(name, kind)]
         return usual if kind == "first_moment" else link.second_moment_divisors.get(self._stored(name)[0], usual)
 

@@ -36,6 +36,7 @@ CLUSTER = {
 _HERE = "pseudoreal_trainer.cli"
 FILES = {
     "plan": _Entry(f"{_HERE}.plan_command:plan", "Estimate what a job needs, and compare it with a cluster."),
+    "advise": _Entry(f"{_HERE}.advise_command:advise", "Say whether phases that share or grow would pay for a job."),
     "validate": _Entry(f"{_HERE}.validate_command:validate", "Check a job file; print line and column of each fault."),
     "schema": _Entry(f"{_HERE}.validate_command:schema", "Print the JSON schema of job files, for editors."),
 }

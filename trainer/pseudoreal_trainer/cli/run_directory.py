@@ -18,6 +18,9 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.storage.durable import write_atomically
 from pseudoreal_trainer.storage.path import storage_path
 
+RECORD = "job.json"
+"""Name of the file with the job, in the folder of a run."""
+
 _CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
 """Spec fields that may change between two runs, as on a cluster while the job is suspended."""
 _CHANGEABLE_IN_PHASES = ("pod", "resources")
@@ -28,7 +31,7 @@ Json = dict[str, Any]
 
 
 class _Record(ApiModel):
-    """Content of job.json."""
+    """Content of the file `RECORD`."""
 
     uid: str
     execution: int
@@ -76,8 +79,13 @@ def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
         ) from error
 
 
+def recorded_job(path: Path) -> PseudoRealJob:
+    """Return the job of the run in the folder `path`. Raises InvalidJobError if the record is of another release."""
+    return _read(path / RECORD).job
+
+
 def _open(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
-    record_path = path / "job.json"
+    record_path = path / RECORD
     if not record_path.exists():
         record = _Record(uid=str(uuid.uuid4()), execution=0, job=job)
     elif resume:

@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it: the loader of PyYAML with the rules of Go's parser for scalars, keys and tags. Pure.
+"""YAML as kubectl reads it: PyYAML with the rules of Go's parser for scalars, keys and tags. Pure.
 
 kubectl turns YAML into JSON with sigs.k8s.io/yaml, a parser of YAML 1.1 with exceptions: `3e-4` is a number, `1e1` an
 integer, `0o17` is fifteen, `12:30` a text, `y` is true, a date is a text, and an unknown tag says nothing.
@@ -129,3 +129,16 @@ for _name in ("merge", "set", "omap", "pairs"):
 Loader.add_constructor(f"{_TAG}timestamp", Loader.construct_time)
 Loader.add_constructor(f"{_TAG}binary", Loader.construct_binary)
 Loader.add_constructor(None, Loader.construct_plain)
+
+
+class Dumper(yaml.SafeDumper):
+    """Dumper whose text kubectl reads as the same values: texts that look like numbers to it are in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar(f"{_TAG}str", text, style=None if scalar(text) == text else "'")
+
+
+Dumper.add_representer(str, Dumper.represent_text)

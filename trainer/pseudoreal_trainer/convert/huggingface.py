@@ -19,7 +19,9 @@ from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
+from pseudoreal_trainer.convert.facts import facts_of
 from pseudoreal_trainer.convert.precision import narrow
+from pseudoreal_trainer.convert.published_config import published_facts
 from pseudoreal_trainer.convert.rotary import rotary_entries
 from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
@@ -94,7 +96,15 @@ def _config(manifest: Manifest, architecture: Architecture, dtype: str, tokenize
         return _described(model, architecture) | special_tokens(tokenizer) | rotary | {"dtype": dtype}
     positions = max(model.sequence_length, theirs.get("max_position_embeddings") or 0)
     types = dict.fromkeys({"dtype", "torch_dtype"} & theirs.keys() or {"dtype"}, dtype)
+    if published_facts(theirs) != facts_of(model):
+        # The model has grown since the import.
+        kept = {name: value for name, value in theirs.items() if name not in _OF_LAYERS_AND_EXPERTS}
+        theirs = {**kept, "num_hidden_layers": model.layers, **architecture.config}
     return {**rotary, **theirs, "max_position_embeddings": positions, **types}
+
+
+_OF_LAYERS_AND_EXPERTS = {"layer_types", "max_window_layers", "mlp_only_layers", "num_experts", "num_local_experts"}
+"""Entries of config.json that name single layers, or count experts."""
 
 
 def _described(model: Model, architecture: Architecture) -> dict[str, Any]:

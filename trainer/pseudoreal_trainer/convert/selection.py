@@ -6,7 +6,7 @@ layers that share a block. No choice preserves the model's function; further tra
 
 from collections.abc import Iterator
 
-from pseudoreal_api.resolved.layers import groups_of_layers
+from pseudoreal_api.resolved.layers import groups_of_layers, source_layers
 from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
@@ -16,47 +16,71 @@ from pseudoreal_trainer.errors import UnfitWeights
 Layers = tuple[int, ...]
 
 
-def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
-    """Return the origins of each block, or of each set of experts if layers share only experts: the layers that are
-    averaged into its initial weights. Raises UnfitWeights if a block would start from a layer of another kind, dense or
-    with experts, than the layers that use it."""
+def adds_layers(origins: BlockOrigins) -> bool:
+    """Return whether the rule is for weights with fewer layers than the phase."""
+    return origins.type in ("Stack", "Interleave")
+
+
+def origins_of_layers(origins: BlockOrigins, published: Model, model: Model) -> Layers:
+    """Return the published layer that each layer with a block of its own begins as."""
+    return source_layers("Interleave" if origins.type == "Interleave" else "Stack", published.layers, model.layers)
+
+
+def layers_of_blocks(origins: BlockOrigins, published: Model, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
+    """Return the origins of each block, or of each set of experts if layers share only experts: the layers of
+    `published` that are averaged into its initial weights. Raises UnfitWeights if a block would start from a layer of
+    another kind, dense or with experts, than the layers that use it."""
     used_by = groups_of_layers(sharing, model.layers)
-    found = tuple(_chosen(origins, model.layers, sharing, used_by))
+    found = tuple(_chosen(origins, published, model, sharing, used_by))
     if sharing.shares_experts_alone:
-        return _with_experts(found, origins, model, used_by)
+        return _with_experts(found, origins, published, model, used_by)
     for block, layers in enumerate(found):
         user = used_by.index(block)
         for layer in layers:
-            if model.has_experts(layer) != model.has_experts(user):
+            if published.has_experts(layer) != model.has_experts(user):
                 raise UnfitWeights(
-                    f"block {block} would begin as layer {layer}, {_kind(model, layer)}, and layer {user}, which uses"
-                    f" it, is {_kind(model, user)}; name layers of its kind in"
-                    " spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+                    f"block {block} would begin as layer {layer}, {_kind(published, layer)}, and layer {user}, which"
+                    f" uses it, is {_kind(model, user)}; {_remedy(origins)}"
                 )
     return found
 
 
+def _remedy(origins: BlockOrigins) -> str:
+    if adds_layers(origins):
+        return "change spec.checkpoint.startFrom.blocks.type or spec.model.experts.denseLayers"
+    return "name layers of its kind in spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+
+
 def _with_experts(
-    found: tuple[Layers, ...], origins: BlockOrigins, model: Model, used_by: Layers
+    found: tuple[Layers, ...], origins: BlockOrigins, published: Model, model: Model, used_by: Layers
 ) -> tuple[Layers, ...]:
     """Return, for each set of experts, the layers with experts among its origins. Averages leave dense origins
-    out. Raises UnfitWeights if a used set has a dense origin in any other case. An unused set may get no layers."""
+    out. Raises UnfitWeights if a used set has a dense origin in any other case, or if a layer would start from a layer
+    of another kind. An unused set may get no layers."""
+    for layer, source in enumerate(origins_of_layers(origins, published, model)):
+        if published.has_experts(source) != model.has_experts(layer):
+            raise UnfitWeights(
+                f"layer {layer}, {_kind(model, layer)}, would begin as layer {source}, {_kind(published, source)};"
+                f" {_remedy(origins)}"
+            )
     for number, layers in enumerate(found):
         is_used = any(model.has_experts(layer) for layer, used in enumerate(used_by) if used == number)
-        dense = [layer for layer in layers if not model.has_experts(layer)]
+        dense = [layer for layer in layers if not published.has_experts(layer)]
         if is_used and dense and origins.type != "Average":
             raise UnfitWeights(
-                f"experts {number} would begin as those of layer {dense[0]}, which is dense; name layers with experts"
-                " in spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+                f"experts {number} would begin as those of layer {dense[0]}, which is dense; {_remedy(origins)}"
             )
-    return tuple(tuple(filter(model.has_experts, layers)) for layers in found)
+    return tuple(tuple(filter(published.has_experts, layers)) for layers in found)
 
 
-def _chosen(origins: BlockOrigins, layers: int, sharing: Sharing, used_by: Layers) -> Iterator[Layers]:
-    blocks = range(sharing.blocks)
-    if sharing.blocks == layers:
-        # Each layer has a block of its own, and starts from itself.
-        yield from ((used_by.index(block),) for block in blocks)
+def _chosen(
+    origins: BlockOrigins, published: Model, model: Model, sharing: Sharing, used_by: Layers
+) -> Iterator[Layers]:
+    blocks, layers = range(sharing.blocks), model.layers
+    if sharing.blocks == layers or adds_layers(origins):
+        # Each layer has a block of its own, and starts from itself; or a block starts as its first layer does.
+        of_layers = origins_of_layers(origins, published, model)
+        yield from ((of_layers[used_by.index(block)],) for block in blocks)
         return
     match origins.type:
         case "Evenly":

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import structlog
-from pseudoreal_api.resolved.layers import experts_of_layers, groups_of_layers, sets_of
+from pseudoreal_api.resolved.layers import experts_of_layers, first_layers, groups_of_layers, sets_of
 from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
-from pseudoreal_trainer.convert.facts import differences, facts_of
+from pseudoreal_trainer.convert.facts import Facts, differences, facts_of
 from pseudoreal_trainer.convert.precision import empty, widen
 from pseudoreal_trainer.convert.published_config import published_facts, trained_length
-from pseudoreal_trainer.convert.selection import layers_of_blocks
+from pseudoreal_trainer.convert.selection import Layers, adds_layers, layers_of_blocks, origins_of_layers
 from pseudoreal_trainer.errors import InvalidJobError, NotExportable, TrainingError, UnfitWeights
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units_of
@@ -44,14 +44,23 @@ def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: B
     """Open the weights in the folder for the blocks of a phase. Raises InvalidJobError if they do not fit the model."""
     with _refusing(folder):
         config = _json(folder / CONFIG)
-        if clauses := differences(facts_of(model), published_facts(config)):
-            raise UnfitWeights(f"{'; '.join(clauses)}; make spec.model say what config.json does")
-        architecture = _architecture(model, config)
-        blocks = layers_of_blocks(origins, model, sharing)
-        sources = _sources(model, architecture, sharing, blocks)
-        weights = Weights(folder, config, model.sequence_length, _shapes(model, architecture), sources, blocks)
+        facts = published_facts(config)
+        published = first_layers(model, min(model.layers, facts["layers"])) if adds_layers(origins) else model
+        if clauses := differences(facts_of(published), facts):
+            raise UnfitWeights(f"{'; '.join(clauses)}; make spec.model say what config.json does{_hint(model, facts)}")
+        architecture = _architecture(published, config)
+        blocks = layers_of_blocks(origins, published, model, sharing)
+        sources = _sources(architecture, published, model, sharing, origins, blocks)
+        weights = Weights(folder, config, model.sequence_length, _shapes(published, architecture), sources, blocks)
         weights.check_names()
         return weights
+
+
+def _hint(model: Model, published: Facts) -> str:
+    """Return how to use weights with fewer layers; empty for as many or more."""
+    if published["layers"] >= model.layers:
+        return ""
+    return ", or spec.checkpoint.startFrom.blocks.type Stack or Interleave, with which layers begin as others"
 
 
 @dataclass(frozen=True)
@@ -239,22 +248,27 @@ def _names(model: Model, architecture: Architecture) -> Places:
 
 
 def _sources(
-    model: Model, architecture: Architecture, sharing: Sharing, origins: tuple[tuple[int, ...], ...]
+    architecture: Architecture,
+    published: Model,
+    model: Model,
+    sharing: Sharing,
+    origins: BlockOrigins,
+    of_blocks: tuple[Layers, ...],
 ) -> dict[str, tuple[Theirs, ...]]:
-    """Return our names -> `transformers` names. `origins`: for each block, or each set of experts, the layers from
+    """Return our names -> `transformers` names. `of_blocks`: for each block, or each set of experts, the layers from
     which it starts."""
-    every = range(model.layers)
     # Names of a stacked tensor's parts are in the order of its experts.
     theirs: dict[str, list[str]] = {}
-    for name, place in _names(model, architecture).items():
+    for name, place in _names(published, architecture).items():
         theirs.setdefault(place.name, []).append(name)
     found: dict[str, tuple[Theirs, ...]] = {
         ours: tuple((name,) for name in names) for ours, names in theirs.items() if block_of(ours) is None
     }
-    blocks = experts = dict(enumerate(origins))
+    blocks = experts = dict(enumerate(of_blocks))
     if sharing.shares_experts_alone:
         groups, numbers = groups_of_layers(sharing, model.layers), sets_of(experts_of_layers(sharing, model))
-        blocks, experts = {layer: (layer,) for layer in every}, {number: origins[groups[number]] for number in numbers}
+        blocks = {layer: (source,) for layer, source in enumerate(origins_of_layers(origins, published, model))}
+        experts = {number: of_blocks[groups[number]] for number in numbers}
     for names, begin_as in (
         ([name for name in theirs if not are_experts(name)], blocks),
         ([name for name in theirs if are_experts(name)], experts),

@@ -187,6 +187,11 @@ def is_router(name: str) -> bool:
     return name.endswith(".router.weight")
 
 
+def is_residual_output(name: str) -> bool:
+    """Return whether the tensor makes what a layer adds to the residual stream: zeros there add nothing."""
+    return name.rpartition(".")[0].endswith((".attention.output", ".down"))
+
+
 def has_expert_rows(name: str) -> bool:
     """Return whether the tensor's first dimension is that of the experts: stacked tensors, router, balancing bias."""
     return are_experts(name) or is_router(name) or name.endswith(".experts.balancing_bias")

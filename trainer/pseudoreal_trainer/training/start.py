@@ -190,8 +190,9 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
             extent = engine.state.shard_range(index)
             if not isinstance(origin, FreshStart):
                 state = _load_state(unit, extent, origin.checkpoint)
-                if float(config.noise) and origin.checkpoint.manifest.link is not None:
-                    _add_noise(state.vectors["weights"], engine, config, index, origin.checkpoint)
+                if config.noise is not None and origin.checkpoint.manifest.link is not None:
+                    noise = _noise(engine, config, index, origin.checkpoint)
+                    state.vectors["weights"] += float(config.noise) * noise
                 engine.state.put(index, state)
             elif imported is not None:
                 engine.state.put(index, _import_state(unit, extent, imported, engine.blueprint.master))
@@ -213,20 +214,19 @@ def _draw(engine: Engine, config: PhaseConfig, index: int, seed: int) -> dict[st
     return initial_weights(engine.units[index], number, config.model, seed, engine.blueprint.master)
 
 
-def _add_noise(weights: Tensor, engine: Engine, config: PhaseConfig, index: int, start: Reader) -> None:
-    """Add noise to this rank's shard of a unit's weights: to the rows of matrices that are copies of earlier ones.
+def _noise(engine: Engine, config: PhaseConfig, index: int, start: Reader) -> Tensor:
+    """Return freshly drawn weights for this rank's shard of a unit; zero outside of copies, and outside of matrices.
 
-    The noise is drawn like the initial weights of the phase's model, but with another seed: those of the job's first
-    phase may be a part of the weights.
+    The seed is not that of the initial weights: these may be a part of what is copied.
     """
-    unit = engine.units[index]
+    unit, extent = engine.units[index], engine.state.shard_range(index)
     copies = {one.name: start.first_copy(one.name) for one in unit.parameters if one.is_matrix}
-    if all(copies.get(one.name, one.rows.stop) >= one.rows.stop for one in unit.parameters):
-        return
+    if all(one.rows.stop <= copies.get(one.name, one.rows.stop) for one in unit.parameters):
+        return torch.zeros(len(extent), dtype=engine.blueprint.master)
     drawn = _draw(engine, config, index, config.data.seed + (config.index << _SEED_BITS))
     for one in unit.parameters:
         drawn[one.name][: max(0, copies.get(one.name, one.rows.stop) - one.rows.start)] = 0
-    weights += float(config.noise) * UnitState.fresh(drawn, engine.state.shard_range(index)).vectors["weights"]
+    return UnitState.fresh(drawn, extent).vectors["weights"]
 
 
 def _load_state(unit: Unit, extent: range, start: Reader) -> UnitState:

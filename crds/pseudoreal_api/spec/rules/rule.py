@@ -37,7 +37,7 @@ def on_each_phase(holds: str, sentence: str, *values: str) -> Rule:
 
 def on_each_pair(holds: str, sentence: str, *values: str) -> Rule:
     """Return a rule on every phase {p} and its successor {q}. CEL macros have no index, so the indices are listed."""
-    indices = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]"
+    indices = "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14]"
 
     def fill(expression: str) -> str:
         return expression.format(p="self.phases[i]", q="self.phases[i + 1]")

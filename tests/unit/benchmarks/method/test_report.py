@@ -99,10 +99,11 @@ class TestPartialData:
         assert evidence(trials(results(3)[:0])) == {"trials": []}
 
     def test_what_is_missing_is_the_plan_minus_what_is_trained(self) -> None:
-        """Unshared training: 5 seeds in the plan, of which 3 are here; of seed 1 one budget is lost."""
-        rows = [one for one in results(3) if (one.arm, one.seed, one.budget) != ("unshared", 1, BUDGETS[1])]
+        """Growth: 5 seeds in the plan, of which 3 are here; of seed 1 one budget is lost."""
+        grown = "grown from 4 layers at 30 %"
+        rows = [one for one in results(3) if (one.arm, one.seed, one.budget) != (grown, 1, BUDGETS[1])]
         text = document(rows, MARKS)
-        assert "| dense | 16 | unshared | seed 1 at 75 %, seed 3, seed 4 |" in text
+        assert f"| dense | 16 | {grown} | seed 1 at 75 %, seed 3, seed 4 |" in text
         assert "| dense | 16 | shared throughout |" not in text.partition("## Not trained")[2]
         assert "| experts | all | unshared | its peak rate is not chosen yet |" in text
 

@@ -111,6 +111,17 @@ EXPENSIVE: dict[str, Json] = {
             for phase, blocks in zip(phases(6), (1, 10, 100, 1000, 5000, 10_000), strict=True)
         ],
     ),
+    **{
+        f"layers that begin as others, {pattern} with {part}": body(
+            model={"layers": MOST_LAYERS} | {"experts": experts()["experts"] | {"denseLayers": []}},
+            phases=[
+                phase | {"layers": 1000 - 16 + index, "growth": {"pattern": pattern} if index else None}
+                for index, phase in enumerate(phases(MOST_PHASES - 1))
+            ]
+            + [phases(MOST_PHASES)[-1] | {"sharing": {"blocks": MOST_LAYERS, "pattern": "Segment", "parts": [part]}}],
+        )
+        for pattern, part in (("Stack", "Blocks"), ("Interleave", "Experts"))
+    },
     "a layout to choose for many ranks": body(
         model={"layers": 97},
         phases=phases(

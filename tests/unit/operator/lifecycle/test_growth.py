@@ -59,7 +59,7 @@ def test_pods_of_each_stage_get_the_layers_of_their_phase() -> None:
     assert config(world, "sim-pseudo-e1")["model"]["layers"] == 2
     run_until(world, "deep-delink")
     delink = config(world, "sim-deep-delink-e1")
-    assert (delink["toModel"]["layers"], delink["growth"], delink["contractVersion"]) == (8, "Interleave", 4)
+    assert (delink["toModel"]["layers"], delink["growth"]["pattern"], delink["contractVersion"]) == (8, "Interleave", 4)
     run_until(world, "deep")
     assert config(world, "sim-deep-e1")["model"]["layers"] == 8
     run_until(world, "real-delink")

@@ -1,26 +1,37 @@
 """A growth writes only a manifest. Its first step is that of a plain model with the weights of the layers before."""
 
 import json
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_trainer.checkpoint.delink import Target, delink, delinked
+from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
+from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.model.reference import Transformer
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.model.reference import Transformer, build_model
+from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS, are_experts
 from pseudoreal_trainer.training.phase import train_phase
+from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
 
 from tests.support.checkpoints import newest
@@ -37,76 +48,134 @@ LAYOUTS: dict[str, Any] = {
     "pipeline": {"workers": 2, "parallelism": {"pipeline": 2, "schedule": "1F1B"}},
     "disk": {"offload": {"home": "Disk"}},
     "expert ranks": {"workers": 2, "parallelism": {"expertRanks": 2}},
+    "groups of experts": {"offload": {"home": "Host", "expertGroups": 2}},
 }
-GROWTHS: dict[str, Any] = {
-    "own layers": ((2, None), (5, "Stack", None), None),
-    "own layers side by side": ((2, None), (5, "Interleave", None), None),
-    "shared before and after": ((2, {"blocks": 1}), (6, "Stack", {"blocks": 1}), None),
-    "cycle of shared blocks": ((4, {"blocks": 2}), (8, "Stack", {"blocks": 4}), None),
-    "segments of shared blocks": (
-        (4, {"blocks": 2, "pattern": "Segment"}),
-        (6, "Interleave", {"blocks": 2, "pattern": "Segment"}),
-        None,
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Growth:
+    few: int
+    """Layers of the phase before."""
+    many: int
+    pattern: str = "Stack"
+    had: dict[str, Any] | None = None
+    """Sharing of the phase before."""
+    gets: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None
+    few_experts: int | None = None
+    noise: float = 0
+    initial: str = "Copy"
+
+    def source(self, layer: int) -> int:
+        stretched = [source for source in range(self.few) for _ in range(self.many)]
+        return layer % self.few if self.pattern == "Stack" else stretched[layer * self.few]
+
+    def owners(self, layer: int, *, grown: bool) -> tuple[int, int]:
+        """Return the block of a layer, and its set of experts."""
+        sharing, layers = (self.gets, self.many) if grown else (self.had, self.few)
+        if sharing is None:
+            return layer, layer
+        blocks = sharing["blocks"]
+
+        def group(of: int) -> int:
+            cycle = sharing.get("pattern", "Cycle") == "Cycle"
+            return int(of % blocks if cycle else of // (layers // blocks))
+
+        first = next(other for other in range(layers) if group(other) == group(layer))
+        return (layer, first) if "parts" in sharing else (group(layer), group(layer))
+
+
+GROWTHS = {
+    "own layers": Growth(2, 5),
+    "own layers side by side": Growth(2, 5, "Interleave"),
+    "shared before and after": Growth(2, 6, had={"blocks": 1}, gets={"blocks": 1}),
+    "cycle of shared blocks": Growth(4, 8, had={"blocks": 2}, gets={"blocks": 4}),
+    "segments of shared blocks": Growth(
+        4, 6, "Interleave", {"blocks": 2, "pattern": "Segment"}, {"blocks": 2, "pattern": "Segment"}
     ),
-    "growth and delink at once": ((2, {"blocks": 1}), (4, "Stack", None), None),
-    "experts": ((2, None), (4, "Stack", None), MIXTURE),
-    "experts alone shared": ((2, {"blocks": 1} | ALONE), (6, "Interleave", {"blocks": 2} | ALONE), MIXTURE),
-    "dense layers": ((2, None), (4, "Stack", None), MIXTURE | {"denseLayers": [0, 2]}),
+    "growth and delink at once": Growth(2, 4, had={"blocks": 1}),
+    "experts": Growth(2, 4, experts=MIXTURE),
+    "experts alone shared": Growth(2, 6, "Interleave", {"blocks": 1} | ALONE, {"blocks": 2} | ALONE, MIXTURE),
+    "dense layers": Growth(2, 4, experts=MIXTURE | {"denseLayers": [0, 2]}),
+    "delink with noise": Growth(3, 3, had={"blocks": 1}, noise=0.25),
+    "layers with noise": Growth(2, 5, "Interleave", noise=0.25),
+    "outputs of zero": Growth(2, 5, initial="ZeroOutput"),
+    "outputs of zero side by side, with noise": Growth(2, 6, "Interleave", noise=0.5, initial="ZeroOutput"),
+    "outputs of zero in blocks that added layers share": Growth(
+        2, 8, had={"blocks": 1}, gets={"blocks": 4, "pattern": "Segment"}, initial="ZeroOutput"
+    ),
+    "outputs of zero in experts": Growth(
+        2, 4, experts=MIXTURE | {"count": 6}, few_experts=4, noise=0.5, initial="ZeroOutput"
+    ),
+    "more experts": Growth(2, 2, experts=MIXTURE | {"count": 8}, few_experts=4, noise=0.25),
+    "more experts, an odd number of times": Growth(2, 2, experts=MIXTURE | {"count": 6}, few_experts=4, noise=0.25),
+    "more experts in more sets of more layers": Growth(
+        2, 4, "Interleave", {"blocks": 1} | ALONE, {"blocks": 2, "pattern": "Segment"} | ALONE, MIXTURE, 2, noise=0.5
+    ),
 }
-"""Layers and sharing before; layers, pattern and sharing after; experts."""
 
 
-def _grow(body: dict[str, Any], growth: str, before: str = "one rank", after: str = "one rank") -> None:
+def _grow(body: dict[str, Any], growth: Growth, before: str = "one rank", after: str = "one rank") -> None:
     """Make the job one of a shallow and a deep phase, in these layouts."""
-    (few, had), (many, pattern, gets), experts = GROWTHS[growth]
-    spec, batch = body["spec"], {"sequences": 6, "microBatches": 2}
-    spec["model"] |= {"layers": many, "experts": experts}
+    spec = body["spec"]
+    spec["model"] |= {"layers": growth.many, "experts": growth.experts}
     spec["optimizer"]["clipping"] = {"mode": "None"}
     spec["data"]["validation"]["everySteps"] = STEPS
+    spec["delink"] = {"noise": str(growth.noise)}
+    shallow = {"layers": growth.few, "experts": growth.few_experts, "sharing": growth.had} | LAYOUTS[before]
+    deep = {"growth": {"pattern": growth.pattern, "initial": growth.initial}, "sharing": growth.gets} | LAYOUTS[after]
     spec["phases"] = [
-        {"name": "shallow", "layers": few, "sharing": had, "until": {"step": STEPS}} | LAYOUTS[before],
-        {"name": "deep", "growth": {"pattern": pattern}, "sharing": gets, "until": {"step": STEPS + 1}}
-        | LAYOUTS[after],
+        {"name": "shallow", "until": {"step": STEPS}} | shallow,
+        {"name": "deep", "until": {"step": STEPS + 1}} | deep,
     ]
     for phase in spec["phases"]:
-        phase["batch"] = batch
+        phase["batch"] = {"sequences": 6, "microBatches": 2}
 
 
-def _source(growth: str, layer: int) -> int:
-    few, many, pattern = int(GROWTHS[growth][0][0]), int(GROWTHS[growth][1][0]), GROWTHS[growth][1][1]
-    stretched = [source for source in range(few) for _ in range(many)]
-    return layer % few if pattern == "Stack" else stretched[layer * few]
-
-
-def _group(sharing: dict[str, Any] | None, layers: int, layer: int) -> int:
-    """Return the block, or the set of experts, of a layer."""
-    if sharing is None:
-        return layer
-    blocks = int(sharing["blocks"])
-    return layer % blocks if sharing.get("pattern", "Cycle") == "Cycle" else layer // (layers // blocks)
-
-
-def _own_layers(growth: str, checkpoint: Reader, *, grown: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights of the checkpoint by layers, as if each of the deep model's had its own."""
-    (few, had), (many, _, gets), _ = GROWTHS[growth]
-    sharing, layers = (gets, many) if grown else (had, few)
-    alone = sharing is not None and "parts" in sharing
-    found = {name: checkpoint.tensor(name) for name in checkpoint.names if not name.startswith("blocks.")}
-    for layer in range(many):
-        of = layer if grown else _source(growth, layer)
-        group = _group(sharing, layers, of)
-        first = next(other for other in range(layers) if _group(sharing, layers, other) == group)
-        block, set_ = (of, first) if alone else (group, group)
-        for name in checkpoint.names:
-            head, number, rest = (*name.split(".", 2), "", "")[:3]
-            if head == "blocks" and int(number) == (set_ if are_experts(name) else block):
-                found[f"blocks.{layer}.{rest}"] = checkpoint.tensor(name)
+def _grown_weights(growth: Growth, shallow: Reader, config: PhaseConfig) -> Arrays:
+    """Return the weights of the grown phase at its start, from the tensors of the shallow phase: those of the first
+    layer of a block, and as many experts as there are now, with noise in copies."""
+    found = {name: shallow.tensor(name) for name in shallow.names if not name.startswith("blocks.")}
+    fresh = build_model(config.model, config.sharing, config.data.seed + (1 << 32), torch.float64).state_dict()
+    seen: dict[str, str] = {}
+    for layer in range(growth.many):
+        names = [name for name in shallow.names if name.startswith("blocks.")]
+        new, old = growth.owners(layer, grown=True), growth.owners(growth.source(layer), grown=False)
+        for source in names:
+            _, number, rest = source.split(".", 2)
+            kind = int(are_experts(source))
+            name = f"blocks.{new[kind]}.{rest}"
+            if int(number) != old[kind] or name in found:
+                continue
+            array, is_matrix = shallow.tensor(source), "norm" not in rest and "bias" not in rest
+            first = 0 if f"{source}" in seen.values() else len(array)
+            if growth.few_experts and ("experts." in rest or "router" in rest):
+                array = array[np.arange(config.model.experts.count) % growth.few_experts]  # type: ignore[union-attr]
+            sources = [growth.source(other) for other in range(layer)]
+            if (
+                growth.initial == "ZeroOutput"
+                and growth.source(layer) in sources
+                and rest.split(".")[-2] in ("output", "down")
+            ):
+                array = np.zeros_like(array)
+            elif growth.noise and is_matrix:
+                array = array.copy()
+                array[first:] += growth.noise * fresh[name].numpy()[first:]
+            seen[name] = source
+            found[name] = array
     return found
 
 
-def _plain(checkpoint: Reader, weights: dict[str, np.ndarray[Any, Any]], layers: int) -> Transformer:
-    model = Transformer(checkpoint.manifest.model.model_copy(update={"layers": layers}), Sharing(blocks=layers))
-    model.double().load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+def _plain(growth: Growth, weights: Arrays, config: PhaseConfig) -> Transformer:
+    """Return a model in which each layer has its own copy of the weights of the grown phase."""
+    own = {name: array for name, array in weights.items() if not name.startswith("blocks.")}
+    for layer, name in product(range(growth.many), weights):
+        head, number, rest = (*name.split(".", 2), "", "")[:3]
+        if head == "blocks" and int(number) == growth.owners(layer, grown=True)[are_experts(name)]:
+            own[f"blocks.{layer}.{rest}"] = weights[name]
+    model = Transformer(config.model, Sharing(blocks=growth.many)).double()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in own.items()})
     return model
 
 
@@ -147,32 +216,38 @@ CASES = [
     ("experts", "expert ranks", "shards"),
     ("experts alone shared", "one rank", "expert ranks"),
     ("dense layers", "pipeline", "expert ranks"),
+    ("delink with noise", "one rank", "shards"),
+    ("layers with noise", "one rank", "pipeline"),
+    ("outputs of zero", "one rank", "shards"),
+    ("outputs of zero side by side, with noise", "one rank", "pipeline"),
+    ("outputs of zero in blocks that added layers share", "one rank", "disk"),
+    ("outputs of zero in experts", "one rank", "expert ranks"),
+    ("more experts", "expert ranks", "shards"),
+    ("more experts, an odd number of times", "shards", "expert ranks"),
+    ("more experts in more sets of more layers", "one rank", "groups of experts"),
 ]
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize(("growth", "before", "after"), CASES)
+@pytest.mark.parametrize(("name", "before", "after"), CASES)
 def test_first_step_of_grown_phase_is_that_of_plain_model(
-    growth: str, before: str, after: str, job_body: Any, tmp_path: Path, config: Any, delink_of: Any
+    name: str, before: str, after: str, job_body: Any, tmp_path: Path, config: Any, delink_of: Any
 ) -> None:
     """Loss and gradients to 1e-12, at any layout before and after. The engine's gradients follow from the first moments
     before and after the step."""
+    growth = GROWTHS[name]
     _grow(job_body, growth, before, after)
     _train(config(0))
     delink(delink_of(1))
     store = CheckpointStore(tmp_path / "work", UID)
     shallow, start = newest(store, "shallow"), newest(store, "deep")
-    assert [path.name for path in (tmp_path / "work" / "checkpoints" / start.manifest.name).iterdir()] == [
-        "manifest.json"
-    ]
-    layers = GROWTHS[growth][1][0]
-    assert (start.manifest.model.layers, shallow.manifest.model.layers) == (layers, GROWTHS[growth][0][0])
-    oracle, as_loaded = (
-        _plain(start, _own_layers(growth, reader, grown=grown), layers)
-        for reader, grown in ((shallow, False), (start, True))
-    )
-    for name, parameter in oracle.named_parameters():
-        assert torch.equal(as_loaded.get_parameter(name), parameter), name
+    folder = tmp_path / "work" / "checkpoints" / start.manifest.name
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+    assert (shallow.manifest.model.layers, start.manifest.model.layers) == (growth.few, growth.many)
+    oracle = _plain(growth, _grown_weights(growth, shallow, config(1)), config(1))
+    if not growth.noise:
+        as_read = _plain(growth, start.whole(), config(1))
+        assert all(torch.equal(as_read.get_parameter(name), one) for name, one in oracle.named_parameters())
     loss = _loss(oracle, config(1))
     loss.backward()
     _train(config(1))
@@ -188,33 +263,30 @@ def test_first_step_of_grown_phase_is_that_of_plain_model(
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-12, err_msg=name)
 
 
-def _shared_gradients(growth: str, oracle: Transformer) -> dict[str, np.ndarray[Any, Any]]:
+def _shared_gradients(growth: Growth, oracle: Transformer) -> Arrays:
     """Return the gradients of the grown phase's blocks: sums over the layers that use them."""
-    _, (many, _, sharing), _ = GROWTHS[growth]
-    alone = sharing is not None and "parts" in sharing
     found: dict[str, Any] = {}
     for name, parameter in oracle.named_parameters():
         assert parameter.grad is not None
         if name.startswith("blocks."):
-            _, number, rest = name.split(".", 2)
-            layer = int(number)
-            group = _group(sharing, many, layer)
-            first = next(other for other in range(many) if _group(sharing, many, other) == group)
-            own = layer if alone and not are_experts(name) else first if alone else group
-            name = f"blocks.{own}.{rest}"
+            _, layer, rest = name.split(".", 2)
+            name = f"blocks.{growth.owners(int(layer), grown=True)[are_experts(name)]}.{rest}"
         found[name] = found.get(name, 0) + parameter.grad.numpy()
     return found
 
 
 DIVISORS = {
-    "own layers": (1, 1),
-    "shared before and after": (1 / 3, 1),
-    "cycle of shared blocks": (1, 1),
-    "growth and delink at once": (2, 1),
-    "experts": (1, 1),
-    "experts alone shared": (1, 2 / 3),
+    "own layers": (1, 1, 1),
+    "shared before and after": (1 / 3, 1, 1),
+    "cycle of shared blocks": (1, 1, 1),
+    "growth and delink at once": (2, 1, 1),
+    "experts": (1, 1, 1),
+    "experts alone shared": (1, 1, 2 / 3),
+    "more experts": (1, 2, 2),
+    "more experts in more sets of more layers": (1, 2, 2),
 }
-"""Layers that used a block before, by layers that use one after: of blocks, and of sets of experts."""
+"""Divisors of gradients, of blocks, of routers and of experts: layers that used a block before by layers that use one
+after, times the copies of an expert."""
 
 
 @pytest.mark.parametrize("growth", DIVISORS)
@@ -223,8 +295,8 @@ def test_moments_of_grown_layers_follow_the_number_of_uses(
 ) -> None:
     """Reset also resets layers that are only copied. Measured is Scale, as layers that do not exist cannot be
     measured."""
-    _grow(job_body, growth)
-    job_body["spec"]["delink"] = {"optimizerState": "Measured"}
+    _grow(job_body, GROWTHS[growth])
+    job_body["spec"]["delink"] |= {"optimizerState": "Measured"}
     assert config(0).measure is None
     _train(config(0))
     before, asked = newest(store_of(config(0)), "shallow"), delink_of(1)
@@ -235,10 +307,11 @@ def test_moments_of_grown_layers_follow_the_number_of_uses(
         assert manifest.optimizer_state == ("Scale" if kind == "Measured" else kind)
         for name, moment in product(after.names, KINDS[1:]):
             is_block = name.startswith("blocks.")
-            divisor = DIVISORS[growth][are_experts(name)] ** (1 if moment == "first_moment" else 2) if is_block else 1
-            factor = {"Copy": 1, "Reset": not is_block}.get(kind, 1 / divisor)
+            divisor = DIVISORS[growth][2 if are_experts(name) else int(".router." in name)] if is_block else 1
+            factor = {"Copy": 1, "Reset": not is_block}.get(kind, divisor ** -(1 if moment == "first_moment" else 2))
             expected = before.tensor(_source_of(name, after, before), moment)
             assert np.abs(expected).max() > 0
+            expected = np.resize(expected, after.shape(name))
             np.testing.assert_allclose(after.tensor(name, moment), expected * factor, rtol=1e-15)
             assert after.updates(name) == (0 if kind == "Reset" and is_block else STEPS)
 
@@ -246,13 +319,59 @@ def test_moments_of_grown_layers_follow_the_number_of_uses(
 def _source_of(name: str, after: Reader, before: Reader) -> str:
     """Return the name of the tensor of the checkpoint before with the same weights."""
     kin = (other for other in before.names if other.split(".")[2:] == name.split(".")[2:])
-    return next(other for other in kin if np.array_equal(before.tensor(other), after.tensor(name)))
+    found = after.tensor(name)
+    return next(other for other in kin if np.array_equal(np.resize(before.tensor(other), found.shape), found))
+
+
+@pytest.mark.parametrize("placement", ["Pre", "Post", "Both"])
+def test_outputs_of_zero_keep_the_function_of_the_model(
+    placement: str, job_body: Any, config: Any, delink_of: Any
+) -> None:
+    """To the bit, also where a norm follows the outputs, and after another transition without steps in between."""
+    growth = Growth(2, 4, experts={"count": 2, "capacityFactor": "2"}, initial="ZeroOutput")
+    _grow(job_body, growth)
+    job_body["spec"]["model"]["norm"] = {"placement": placement}
+    _train(config(0))
+    delink(delink_of(1))
+    shallow, deep = newest(store_of(config(0)), "shallow"), newest(store_of(config(1)), "deep")
+    tokens = torch.arange(32).reshape(2, 16)
+    again = delinked(deep.manifest, "again", Target(Sharing(blocks=4)), "Scale")
+    logits = []
+    for reader in (shallow, deep, Reader(again, deep.checkpoints)):
+        model = Transformer(reader.manifest.model, reader.manifest.sharing).double()
+        load_weights(model, reader)
+        logits.append(model(tokens))
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+def test_experts_multiply_twice_without_a_step_between_if_the_files_numbers_divide(
+    job_body: Any, config: Any, delink_of: Any
+) -> None:
+    _grow(job_body, GROWTHS["more experts, an odd number of times"])
+    _train(config(0))
+    before, asked = newest(store_of(config(0)), "shallow"), delink_of(1)
+    assert asked.to_model is not None
+
+    def target(experts: int) -> Target:
+        mixture = asked.to_model.experts.model_copy(update={"count": experts})
+        return Target(asked.to_sharing, asked.to_model.model_copy(update={"experts": mixture}), asked.growth)
+
+    twice = delinked(delinked(before.manifest, "deep", target(8), "Scale"), "deeper", target(16), "Scale")
+    at_once = delinked(before.manifest, "deeper", target(16), "Scale")
+    for name, kind in product(Reader(twice, before.checkpoints).names, KINDS):
+        one, other = (Reader(manifest, before.checkpoints).tensor(name, kind) for manifest in (twice, at_once))
+        np.testing.assert_allclose(one, other, rtol=1e-15)
+    between = delinked(before.manifest, "deep", target(6), "Scale")
+    says = r"deep-00000003 has 6 experts, read from 4 of shallow-00000003, .*; train phase deep for a step at least"
+    with pytest.raises(TrainingError, match=says):
+        delinked(between, "deeper", target(12), "Scale")
 
 
 def test_job_shares_then_grows_then_delinks(job_body: Any, tmp_path: Path, config: Any, delink_of: Any) -> None:
     """1 block of 2 layers, 1 block of 4 layers, 4 layers of their own; the second link leads past the first without
     steps between."""
-    _grow(job_body, "shared before and after")
+    _grow(job_body, GROWTHS["shared before and after"])
     spec = job_body["spec"]
     shallow, deep = spec["phases"]
     spec["model"]["layers"] = 4
@@ -277,7 +396,7 @@ def test_job_shares_then_grows_then_delinks(job_body: Any, tmp_path: Path, confi
 def test_grown_checkpoint_can_be_written_as_files_of_its_own(
     job_body: Any, tmp_path: Path, config: Any, delink_of: Any
 ) -> None:
-    _grow(job_body, "shared before and after")
+    _grow(job_body, GROWTHS["shared before and after"])
     _train(config(0))
     delink(delink_of(1))
     grown = newest(store_of(config(1)), "deep")
@@ -294,7 +413,7 @@ def test_grown_checkpoint_can_be_written_as_files_of_its_own(
 def test_grown_phase_resumes_and_its_fault_while_committing_is_repaired(
     job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
-    _grow(job_body, "own layers")
+    _grow(job_body, GROWTHS["own layers"])
     job_body["spec"]["phases"][1]["until"]["step"] = STEPS + 4
     _train(config(0))
     _train(config(0, "whole"))
@@ -315,7 +434,7 @@ def test_grown_phase_resumes_and_its_fault_while_committing_is_repaired(
 
 
 def test_pruning_keeps_the_files_of_a_grown_checkpoint(job_body: Any, config: Any, delink_of: Any) -> None:
-    _grow(job_body, "own layers")
+    _grow(job_body, GROWTHS["own layers"])
     _train(config(0))
     delink(delink_of(1))
     store = store_of(config(1))
@@ -323,3 +442,43 @@ def test_pruning_keeps_the_files_of_a_grown_checkpoint(job_body: Any, config: An
     found = newest(store, "deep")
     store.verify(found.manifest)
     assert set(found.whole()) == set(found.names)
+
+
+@given(st.data())
+def test_rows_of_more_experts_repeat_those_of_few(data: st.DataObject) -> None:
+    """Any range of a tensor, across any number of repetitions, with the divisors of single experts."""
+    few, many, width = (data.draw(st.integers(1, most)) for most in (4, 9, 3))
+    many = max(few, many)
+    begin = data.draw(st.integers(0, many * width - 1))
+    end = data.draw(st.integers(begin + 1, many * width))
+    stored = np.random.default_rng(0).standard_normal((few, width))
+    divisors = [float(1 + expert) for expert in range(few)]
+    name = "blocks.0.experts.up.bias"
+    with TemporaryDirectory() as folder:
+        reader = _linked(Path(folder), name, stored, divisors, many)
+        whole = np.resize(stored, (many, width))
+        assert np.array_equal(reader.tensor(name), whole)
+        assert np.array_equal(reader.read(name, "weights", begin, end), whole.flatten()[begin:end])
+        second = whole / np.resize(divisors, many)[:, None]
+        assert np.array_equal(reader.read(name, "second_moment", begin, end), second.flatten()[begin:end])
+        assert reader.first_copy(name) == few
+
+
+def _linked(folder: Path, name: str, stored: np.ndarray[Any, Any], divisors: list[float], experts: int) -> Reader:
+    """Return a reader of a checkpoint with so many experts, by a link to files with those of `stored`."""
+    (folder / "old-00000001").mkdir()
+    whole = Part(name, stored.shape, 0, stored.size, 0)
+    with closing(RankWriter(folder / "old-00000001", 0, [[whole]], "float64")) as writer:
+        for kind in KINDS:
+            writer.write(kind, stored)
+        writer.finish()
+    sizes = {"layers": 1, "hiddenSize": 4, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 4}}
+    link = {"folder": "old-00000001", "blocks": [0], "firstMomentDivisor": 1, "secondMomentDivisor": 1}
+    pieces = [Piece(file=0, begin=0, end=stored.size)]
+    fields: dict[str, Any] = {
+        "model": Model.model_validate(sizes | {"experts": {"count": experts}}),
+        "link": Link.model_validate(link | {"secondMomentDivisors": {name: divisors}}),
+        "tensors": {name: StoredTensor(shape=stored.shape, dtype="float64", pieces=pieces)},
+        "files_version": None,
+    }
+    return Reader(Manifest.model_construct(**fields), folder)

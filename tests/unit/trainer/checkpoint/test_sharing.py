@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.layers import Sources, blocks_of_layers, experts_of_layers, source_layers
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import GrowthPattern, Sharing
+from pseudoreal_api.spec.phase import Growth, GrowthPattern, Sharing
 from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import units_of
 
@@ -31,7 +31,7 @@ def test_every_layer_keeps_its_weights_when_blocks_are_refined(pattern: str) -> 
     for few, many in ((1, 3), (2, 4), (3, 6), (2, 12), (4, 4)):
         before, after = (Sharing.model_validate({"blocks": blocks, "pattern": pattern}) for blocks in (few, many))
         model = _mixture((), 12)
-        found = Sources.of("Stack", (model, before), (model, after)).blocks
+        found = Sources.of(None, (model, before), (model, after)).blocks
         assert len(found) == many
         assert [found[block] for block in blocks_of_layers(after, 12)] == list(blocks_of_layers(before, 12))
 
@@ -40,7 +40,7 @@ def test_a_sharing_that_does_not_refine_is_refused() -> None:
     model, halves = _mixture((), 4), {"blocks": 2}
     cycle, segment = (Sharing.model_validate(halves | {"pattern": pattern}) for pattern in ("Cycle", "Segment"))
     with pytest.raises(ValueError, match="must refine"):
-        Sources.of("Stack", (model, cycle), (model, segment))
+        Sources.of(None, (model, cycle), (model, segment))
 
 
 def test_layers_begin_as_layers_of_the_phase_before() -> None:
@@ -87,9 +87,9 @@ def test_every_layer_begins_with_the_weights_of_its_source(
     )
     if not fits:
         with pytest.raises(ValueError, match=r"must refine|no weights in common"):
-            Sources.of(pattern, (small, before), (large, after))
+            Sources.of(Growth(pattern=pattern), (small, before), (large, after))
         return
-    sources = Sources.of(pattern, (small, before), (large, after))
+    sources = Sources.of(Growth(pattern=pattern), (small, before), (large, after))
     assert {number: {str(old)} for number, old in sources.blocks.items()} == found["blocks"]
     assert {number: {str(old)} for number, old in sources.experts.items()} == found["experts"]
 

@@ -23,7 +23,13 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["get", "--help"], ["validate", "examples/quickstart.yaml"], ["plan", "examples/quickstart.yaml"]],
+    [
+        ["--help"],
+        ["get", "--help"],
+        ["validate", "examples/quickstart.yaml"],
+        ["plan", "examples/quickstart.yaml"],
+        ["advise", "examples/quickstart.yaml", "--tokens", "1000000"],
+    ],
     ids=" ".join,
 )
 def test_commands_without_training_load_neither_torch_nor_the_operators_packages(arguments: list[str]) -> None:

@@ -35,6 +35,25 @@ def test_start_of_a_phase_names_blocks_and_sets_of_experts(blocks: int, sets: in
     assert f"{says}: real-00000010 from pseudo-00000010" in delinked
 
 
+@pytest.mark.parametrize(
+    ("layers", "experts", "says"),
+    [
+        ((4, 12), (0, 0), "grown from 4 to 12 layers (Interleave), 12 blocks: deep-00000010 from shallow-00000010"),
+        ((12, 12), (2, 8), "grown from 2 to 8 experts, 12 blocks: deep-00000010 from shallow-00000010"),
+        ((4, 12), (2, 8), "grown from 4 to 12 layers (Interleave) and from 2 to 8 experts, 12 blocks: "),
+    ],
+)
+def test_growth_is_shown_by_the_numbers_of_layers_and_experts(
+    layers: tuple[int, int], experts: tuple[int, int], says: str
+) -> None:
+    event = {"event": "grown", "checkpoint": "deep-00000010", "parent": "shallow-00000010", "pattern": "Interleave"}
+    counts = {"layers_before": layers[0], "layers": layers[1], "experts_before": experts[0], "experts": experts[1]}
+    out = io.StringIO()
+    with Display(Console(file=out, width=200)) as display:
+        display.show({**event, **counts, "blocks": 12, "sets_of_experts": 0})
+    assert says in out.getvalue()
+
+
 def _report(step: int, loss: float | None) -> dict[str, object]:
     return {
         "event": "progress",

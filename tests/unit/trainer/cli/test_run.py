@@ -106,6 +106,28 @@ def test_a_stopped_and_resumed_run_has_the_weights_of_an_uninterrupted_one(
     assert shown.exit_code == 0, shown.output
 
 
+def test_run_grows_layers_and_experts(job_body: dict[str, Any], tmp_path: Path) -> None:
+    """Its first checkpoint after the growth has no files of its own, and can be inspected, verified and exported."""
+    spec = job_body["spec"]
+    spec["data"]["path"] = "corpus"
+    spec["model"]["experts"] = {"type": "TopK", "count": 4, "topK": {"perToken": 1}}
+    spec["delink"] = {"noise": "0.05"}
+    shallow, deep = spec["phases"]
+    spec["phases"] = [shallow | {"layers": 2, "experts": 2}, deep | {"workers": 1}]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
+    run = _run(tmp_path, "--workdir", "runs")
+    said = run.communicate(timeout=DEADLINE)[0]
+    assert run.returncode == 0, said
+    grown = "grown from 2 to 4 layers (Stack) and from 2 to 4 experts, 4 blocks and 4 sets of experts"
+    assert f"{grown}: real-00000006 from pseudo-00000006" in said
+    checkpoints = tmp_path / "runs" / "checkpoints"
+    assert [path.name for path in (checkpoints / "real-00000006").iterdir()] == ["manifest.json"]
+    for command in (["inspect"], ["verify"], ["export", "--format", "safetensors", "--output", str(tmp_path / "file")]):
+        shown = CliRunner().invoke(main, [command[0], str(checkpoints / "real-00000006"), *command[1:]])
+        assert shown.exit_code == 0, shown.output
+        assert command != ["inspect"] or re.search(r"layers +4\n", shown.output)
+
+
 @pytest.mark.parametrize(("own", "seconds"), [(None, 3600), ("100", 100)])
 def test_torchrun_gives_ranks_time_to_save_after_a_stop(
     own: str | None, seconds: int, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 import pytest
+import yaml
 from pseudoreal_trainer.cli.yaml_positions import UnreadableYaml, read_documents
-from pseudoreal_trainer.cli.yaml_scalars import scalar
+from pseudoreal_trainer.cli.yaml_scalars import Dumper, scalar
 
 VALUES: dict[str, Any] = {
     "3e-4": 3e-4,
@@ -94,3 +95,14 @@ def test_endless_number_costs_nothing(digit: str) -> None:
     found = scalar(digit * 300_000)
     assert isinstance(found, str | int | float)
     assert not isinstance(found, float) or math.isfinite(found)
+
+
+@pytest.mark.parametrize("text", [*VALUES, "two\nlines", "tab\there", "a: b", "- x", "# no comment", "é", "'", '"'])
+def test_what_is_dumped_is_read_as_the_same_text(text: str) -> None:
+    (document,) = read_documents(yaml.dump({"text": text, "keys": {text: [text]}}, Dumper=Dumper))
+    assert document.body == {"text": text, "keys": {text: [text]}}
+
+
+def test_what_stands_twice_in_memory_is_dumped_twice() -> None:
+    batch = {"sequences": 8}
+    assert "&" not in yaml.dump([batch, batch], Dumper=Dumper)

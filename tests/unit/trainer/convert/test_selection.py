@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.spec.checkpoint import BlockOrigins
@@ -18,7 +19,15 @@ from pseudoreal_trainer.errors import InvalidJobError, UnfitWeights
 from pseudoreal_trainer.plan.units import are_experts, block_of
 from structlog.testing import capture_logs
 
-from tests.unit.trainer.convert.support.published import FAMILIES, LAYERS, begin, begin_with, layer_tensor, tensors
+from tests.unit.trainer.convert.support.published import (
+    FAMILIES,
+    LAYERS,
+    LENGTH,
+    begin,
+    begin_with,
+    layer_tensor,
+    tensors,
+)
 
 
 def _model(layers: int, **fields: Any) -> Model:
@@ -29,7 +38,7 @@ def _model(layers: int, **fields: Any) -> Model:
 def _chosen(of: int, blocks: int, pattern: str = "Cycle", **origins: Any) -> list[tuple[int, ...]]:
     """Return the layers chosen for each block of a model with `of` layers."""
     sharing = Sharing.model_validate({"blocks": blocks, "pattern": pattern})
-    return [*layers_of_blocks(BlockOrigins.model_validate(origins), _model(of), sharing)]
+    return [*layers_of_blocks(BlockOrigins.model_validate(origins), _model(of), _model(of), sharing)]
 
 
 KNOWN = [
@@ -71,11 +80,11 @@ def test_layers_of_their_own_begin_as_themselves(kind: str, pattern: str) -> Non
 def test_a_block_does_not_begin_as_a_layer_of_another_kind() -> None:
     experts = {"type": "TopK", "count": 4, "topK": {"perToken": 2}, "denseLayers": [0, 2]}
     model, sharing = _model(4, experts=experts), Sharing(blocks=2)
-    assert layers_of_blocks(BlockOrigins(type="Lower"), model, sharing) == ((0,), (1,))
-    assert layers_of_blocks(BlockOrigins(type="Average"), model, sharing) == ((0, 2), (1, 3))
+    assert layers_of_blocks(BlockOrigins(type="Lower"), model, model, sharing) == ((0,), (1,))
+    assert layers_of_blocks(BlockOrigins(type="Average"), model, model, sharing) == ((0, 2), (1, 3))
     says = "block 1 would begin as layer 2, a dense one, and layer 1, which uses it, is one with experts"
     with pytest.raises(UnfitWeights, match=says):
-        layers_of_blocks(BlockOrigins(type="Listed", layers=[0, 2]), model, sharing)
+        layers_of_blocks(BlockOrigins(type="Listed", layers=[0, 2]), model, model, sharing)
 
 
 @pytest.fixture
@@ -180,6 +189,100 @@ def test_experts_do_not_begin_as_a_dense_layer(job_body: Any, config: Any, tmp_p
     begin_with(tmp_path / "theirs", family, job_body, blocks={"type": "Listed", "layers": [0, 0]})
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2, "parts": ["Experts"]}
     with pytest.raises(InvalidJobError, match="experts 1 would begin as those of layer 0, which is dense"):
+        begin(config(0))
+
+
+def _deeper(family: str, job_body: Any, folder: Path, layers: int, **start: Any) -> None:
+    """Make the job begin with these published weights of `LAYERS` layers, and have more."""
+    FAMILIES[family].saved(folder)
+    begin_with(folder, FAMILIES[family], job_body, **start)
+    job_body["spec"]["model"]["layers"] = layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharing", "origins"),
+    [
+        ("Stack", None, [0, 1, 2, 3, 0, 1]),
+        ("Interleave", None, [0, 0, 1, 2, 2, 3]),
+        ("Stack", {"blocks": 3}, [0, 1, 2]),
+        ("Interleave", {"blocks": 2, "pattern": "Segment"}, [0, 2]),
+    ],
+)
+def test_more_layers_begin_as_those_that_were_published(
+    kind: str, sharing: Any, origins: list[int], job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    _deeper("Mistral", job_body, tmp_path / "theirs", 6, blocks={"type": kind})
+    job_body["spec"]["phases"][0]["sharing"] = sharing
+    checkpoint, theirs = begin(config(0)), tensors(tmp_path / "theirs")
+    assert checkpoint.manifest.model.layers == 6
+    blocks = {block_of(name) for name in checkpoint.names} - {None}
+    assert blocks == {*range(len(origins))}
+    for block, layer in enumerate(origins):
+        for name, ours in NAMES.items():
+            assert np.array_equal(checkpoint.tensor(f"blocks.{block}.{ours}"), layer_tensor(theirs, layer, name))
+    assert np.array_equal(checkpoint.tensor("norm.weight"), theirs["model.norm.weight"].float().numpy())
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3 MoE", "Mixtral"])
+def test_export_after_more_layers_has_their_number(family: str, job_body: Any, config: Any, tmp_path: Path) -> None:
+    """transformers loads it with the same logits, so config.json and the names of tensors agree."""
+    from click.testing import CliRunner
+    from pseudoreal_trainer.cli.command import main
+    from pseudoreal_trainer.model.reference import Transformer
+    from pseudoreal_trainer.training.start import load_weights
+    from transformers import AutoModelForCausalLM
+
+    _deeper(family, job_body, tmp_path / "theirs", 8, blocks={"type": "Stack"})
+    if family == "Qwen3 MoE":
+        job_body["spec"]["model"]["experts"]["denseLayers"] = [0, 2, 4, 6]
+    checkpoint = begin(config(0))
+    folder = str(checkpoint.checkpoints / checkpoint.manifest.name)
+    arguments = ["export", folder, "--format", "huggingface", "--output", str(tmp_path / "exported")]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()  # type: ignore[no-untyped-call]
+    assert theirs.config.num_hidden_layers == 8
+    ours = Transformer(checkpoint.manifest.model, checkpoint.manifest.sharing)
+    load_weights(ours, checkpoint)
+    tokens = torch.arange(2 * LENGTH).reshape(2, LENGTH)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=2e-5)
+
+
+def test_more_layers_share_experts_that_were_published(job_body: Any, config: Any, tmp_path: Path) -> None:
+    """Layers 1 and 3 of the 4 published ones have experts, and so have 1, 3, 5 and 7 of the 8."""
+    _deeper("Qwen3 MoE", job_body, tmp_path / "theirs", 8, blocks={"type": "Stack"})
+    job_body["spec"]["model"]["experts"]["denseLayers"] = [0, 2, 4, 6]
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 4, "parts": ["Experts"]}
+    checkpoint, theirs = begin(config(0)), tensors(tmp_path / "theirs")
+    assert {block_of(name) for name in checkpoint.names if are_experts(name)} == {1, 3}
+    for number in (1, 3):
+        found = checkpoint.tensor(f"blocks.{number}.experts.up.weight")[1]
+        assert np.array_equal(found, layer_tensor(theirs, number, EXPERT))
+    for layer in (1, 3, 5, 7):
+        for name, ours in OWN.items():
+            assert np.array_equal(checkpoint.tensor(f"blocks.{layer}.{ours}"), layer_tensor(theirs, layer % 4, name))
+
+
+@pytest.mark.parametrize("sharing", [None, {"blocks": 2, "parts": ["Experts"]}])
+def test_layers_that_are_added_are_of_the_kind_of_those_that_they_begin_as(
+    sharing: Any, job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    _deeper("Qwen3 MoE", job_body, tmp_path / "theirs", 8, blocks={"type": "Interleave"})
+    job_body["spec"]["phases"][0]["sharing"] = sharing
+    with pytest.raises(InvalidJobError, match=r"would begin as layer .*change spec.checkpoint.startFrom.blocks.type"):
+        begin(config(0))
+
+
+def test_weights_with_fewer_layers_are_refused_with_the_type_that_takes_them(
+    job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    _deeper("Mistral", job_body, tmp_path / "theirs", 6)
+    says = r"spec.model.layers is 6 and theirs is 4; .* or spec.checkpoint.startFrom.blocks.type Stack or Interleave"
+    with pytest.raises(InvalidJobError, match=says):
+        begin(config(0))
+    job_body["spec"]["model"]["layers"] = 2
+    job_body["spec"]["checkpoint"]["startFrom"]["blocks"] = {"type": "Stack"}
+    with pytest.raises(InvalidJobError, match=r"spec.model.layers is 2 and theirs is 4; make spec.model say"):
         begin(config(0))
 
 
