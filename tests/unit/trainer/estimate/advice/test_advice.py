@@ -13,7 +13,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.advice.advice import Advice, Adviser
 from pseudoreal_trainer.estimate.advice.certainty import sentences
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
-from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial
+from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial, nearest_trials
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 
@@ -94,12 +94,16 @@ def test_recommended_job_has_the_phases_and_is_valid(body: dict[str, Any]) -> No
     check_job(found.recommended.body)
 
 
-def test_arms_are_read_at_the_nearest_size_with_an_interval(body: dict[str, Any]) -> None:
-    """The arm's trial at 147,456 parameters is nearer, but has one seed."""
-    plan = advise(body, {1: 1.0, 4: 4.0}).plan("delinked at 30 %")
-    assert plan is not None
-    assert plan.candidate is not None
-    assert plan.candidate.trial.parameters == 82_944
+@pytest.mark.parametrize(("parameters", "expected"), [(90, 100), (250, 100), (400, 1000), (5000, 1000)])
+def test_nearest_size_is_nearest_by_its_ratio(parameters: int, expected: int) -> None:
+    """Between 100 and 1,000 the middle is 316."""
+    sizes = [EVIDENCE[1].model_copy(update={"parameters": size}) for size in (1000, 100)]
+    assert [trial.parameters for trial in nearest_trials(sizes, "dense", parameters)] == [expected]
+
+
+def test_trial_with_an_interval_is_read_rather_than_a_nearer_one() -> None:
+    found = nearest_trials(EVIDENCE, "dense", 147_456)
+    assert [trial.parameters for trial in found if trial.arm == "delinked at 30 %"] == [82_944]
 
 
 def test_arm_of_the_same_model_at_another_width_is_no_candidate(body: dict[str, Any]) -> None:
@@ -298,6 +302,15 @@ def test_each_phase_is_planned_once(body: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setattr("pseudoreal_trainer.estimate.advice.costs.plan_phase", count)
     Adviser(body, Costs(GPUS)).advise(_without_growth(), tokens=96_000)
     assert sorted(planned) == [1, 4]
+
+
+def test_phases_of_other_models_have_costs_of_their_own(body: dict[str, Any]) -> None:
+    costs, config = Costs(GPUS), _config(body, 1)
+    wider = config.model_copy(update={"model": config.model.model_copy(update={"hidden_size": 4096})})
+    first, second = (costs.of(one).step_seconds for one in (config, wider))
+    assert first is not None
+    assert second is not None
+    assert second > first
 
 
 def test_profile_is_the_jobs_own_without_an_option(body: dict[str, Any], tmp_path: Path) -> None:
