@@ -235,8 +235,9 @@ bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by w
 	@$(BIN)/python -m benchmarks.moe $(ONLY:%=--only %)
 
 .PHONY: bench-method
-bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
-	@$(BIN)/python -m benchmarks.method
+bench-method: venv ## Train the arms of docs/method-plan.md that are not trained yet (days on two cores); writes docs/method.md
+	@$(BIN)/python -m benchmarks.method train
+	@$(BIN)/python -m benchmarks.method report
 
 # UPGRADE= keeps the versions that there are, and adds only what pyproject.toml names anew.
 UPGRADE = --upgrade

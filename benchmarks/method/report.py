@@ -1,177 +1,169 @@
-"""Write docs/method.md: tables and plots. The conclusions are written by people, in verdict.md."""
+"""Write docs/method.md, its pictures, and the evidence for advice, from docs/data/method.csv.
 
-import csv
-from collections.abc import Sequence
+Every sentence about results is built from the results by the rules of docs/method-plan.md. People write changes.md.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean, median
 
-from benchmarks.method import experiments as ex
-from benchmarks.method import pictures
-from benchmarks.method.lives import Life
-from benchmarks.method.summary import Pace, bump, final_loss, first_at, points, spread
+from benchmarks.method import arms, costs, pictures, tables
+from benchmarks.method.analysis import FAR, Comparison, Trial, comparisons, diverged, far_above, leading, trials
+from benchmarks.method.answers import answers
+from benchmarks.method.arms import ARMS, SIZES, Study
+from benchmarks.method.evidence import EVIDENCE, write_evidence
+from benchmarks.method.law import fitted, points_of
+from benchmarks.method.marks import Mark, marks
+from benchmarks.method.results import RESULTS, Result
+from benchmarks.method.tables import joined, percent
+from benchmarks.method.trend import Trend, samples_of, trend
 
 REPORT = Path("docs/method.md")
-DATA = Path("docs/data/method.csv")
-VERDICT = Path(__file__).with_name("verdict.md")
-IMAGES = REPORT.parent / "images"
-_Group = tuple[str, Sequence[Life]]
+CHANGES = Path(__file__).with_name("changes.md")
+
+_READING = """Bands are intervals. Dashed lines are bounds: a curve has no budget small enough to be read. Dotted parts
+are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take longer than their computing. How
+a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the axis:"""
+_SETTING = """- One text, one vocabulary, and one shape of model for each study; float32 on a CPU.
+- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
+- [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
+  adaptive trigger, and a state on disk."""
+_MEMORY = """Differences are to unshared training, paired by seed. Shares are of unshared training, and of the layers
+alone. A layer's state is its float32 master weights and two moments. Memory is the growth of the process in the
+decays, so in the last stage; the first stage of a delinked arm takes as much as the arm that shares throughout."""
 
 
-def write_report(lives: list[Life]) -> None:
-    pace = _pace(lives)
-    by_name: dict[str, list[Life]] = {}
-    for life in lives:
-        by_name.setdefault(life.experiment, []).append(life)
-    parts = ["# Does pseudo-to-real training pay?", VERDICT.read_text().strip(), _setting(lives)]
-    parts += [_section(title, names, by_name, pace) for title, names in _SECTIONS.items() if names[0] in by_name]
-    parts.append(_correlations(by_name))
-    REPORT.write_text("\n\n".join(part for part in parts if part) + "\n")
-    write_points(lives, pace)
+def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
+    """Write the page, its pictures beside it in images/, and the evidence."""
+    found, drawn, images = trials(results), marks(), report.parent / "images"
+    if compared := leading(comparisons(found)):
+        pictures.draw_decision(compared, drawn, images / "method.svg")
+    if found:
+        pictures.draw_curves(found, images / "method-curves.svg")
+    if lines := _lines(_trends(found)):
+        pictures.draw_trends(lines, images / "method-trend.svg")
+    report.write_text(document(results, drawn))
+    write_evidence(found, evidence)
 
 
-def write_points(lives: Sequence[Life], pace: Pace) -> None:
-    """Write every validation of every seed, so that means can be checked and others computed."""
-    DATA.parent.mkdir(parents=True, exist_ok=True)
-    with DATA.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["experiment", "seed", "step", "tokens", "seconds", "validation_loss"])
-        for life in lives:
-            for point in points(life):
-                seconds = f"{pace.at(life, point.step):.2f}"
-                table.writerow([life.experiment, life.seed, point.step, point.tokens, seconds, f"{point.loss:.5f}"])
-
-
-def _pace(lives: list[Life]) -> Pace:
-    """Return the pace of each kind of step, from all results of a regime together."""
-    regimes = {experiment.name: experiment.regime for experiment in ex.EXPERIMENTS}
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for life in lives:
-        for phase in life.phases:
-            seconds.setdefault((regimes[life.experiment], phase.name), []).append(phase.seconds_per_step)
-    return Pace(
-        {
-            (life.experiment, phase.name): median(seconds[regimes[life.experiment], phase.name])
-            for life in lives
-            for phase in life.phases
-        }
-    )
-
-
-_SECTIONS: dict[str, list[str]] = {
-    title: [experiment.name for experiment in group]
-    for title, group in {
-        "When to delink": [ex.UNSHARED, ex.SHARED, *ex.SHARES, ex.POLICIES[0]],
-        "What becomes of the optimizer's state": [ex.UNSHARED, *ex.POLICIES, *ex.WARMED],
-        "How many blocks": [ex.UNSHARED, ex.POLICIES[0], *ex.BLOCKS],
-        "The learning rate": [ex.UNSHARED, ex.POLICIES[0], *ex.RATES],
-        "When a real step costs more": ex.OFFLOADED,
-    }.items()
-}
-_IMAGE_NAMES = ("shares", "policies", "blocks", "rates", "offload")
-_COLUMNS = (
-    "",
-    "validation loss",
-    "steps",
-    "seconds",
-    "reaches the first row's loss at step",
-    "after seconds",
-    "the first row has this loss at step",
-    "bump, nats",
-    "its steps",
-    "peak MiB",
-)
-
-
-def _setting(lives: list[Life]) -> str:
-    return f"""Written by `make bench-method`: {len(lives)} trainings with the engine itself, {len(ex.SEEDS)} seeds each
-(mean ± standard deviation), on the King James Bible, byte by byte; the same order of samples, AdamW, one cosine
-schedule to the end of each job. Trained {_when(lives)}. Every validation of every seed:
-[data/method.csv](data/method.csv).
-
-- Where a real step costs as much as a pseudo one: 12 layers of width 96, {ex.STEPS} steps of
-  {ex.tokens_of_a_step("equal"):,} tokens, learning rate {ex.RATE}, one block in the pseudo phase where nothing else is
-  said. Validation is over one sample of {ex.validation_bytes("equal"):,} bytes.
-- Where it costs more: width 384, state on disk, steps of {ex.tokens_of_a_step("offload")} tokens (the unshared job has
-  {ex.OFFLOAD_STEPS * ex.tokens_of_a_step("offload"):,} in all), learning rate 1e-3. Validation is over one sample of
-  {ex.validation_bytes("offload"):,} bytes.
-- *Shared throughout*: one block to the end, never delinked. What it reaches in the same seconds is what a delink has to
-  beat.
-
-Seconds are the median of each kind of step, times steps. *Bump*: how far validation rises above what it was at the
-delink, and for how many steps. Peak: memory of the process beyond what it had before training, of the pseudo and of the
-real phase. Thin lines in the pictures are single seeds."""
-
-
-def _when(lives: Sequence[Life]) -> str:
-    """Return dates and commits, oldest first."""
-    return ", ".join(
-        dict.fromkeys(f"on {life.date} at {life.commit}" for life in sorted(lives, key=lambda life: life.date))
-    )
-
-
-def _section(title: str, names: list[str], by_name: dict[str, list[Life]], pace: Pace) -> str:
-    groups = [(name, by_name[name]) for name in names if name in by_name]
-    image = IMAGES / f"method-{_IMAGE_NAMES[list(_SECTIONS).index(title)]}.svg"
-    start = points(groups[0][1][0])[0].loss
-    pictures.losses(groups, pace, image, top=min(start, 3.2))
-    rows = "\n".join(_row(group, groups[0], pace) for group in groups)
-    head = f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}"
-    return f"## {title}\n\n{head}\n{rows}\n\n![{title}](images/{image.name})"
-
-
-def _row(group: _Group, reference: _Group, pace: Pace) -> str:
-    name, lives = group
-    loss, deviation = spread([final_loss(life) for life in lives])
-    target = mean(final_loss(life) for life in reference[1])
-    reached = [first_at(life, target) for life in lives]
-    seconds = [None if step is None else pace.at(life, step) for life, step in zip(lives, reached, strict=True)]
-    same = [first_at(life, loss) for life in reference[1]]
-    last = mean(points(life)[-1].step for life in lives)
-    cells = [
-        name,
-        f"{loss:.3f} ± {deviation:.3f}",
-        f"{last:.0f}",
-        f"{mean(pace.at(life, points(life)[-1].step) for life in lives):.0f}",
-        _mean_or_never(reached),
-        _mean_or_never(seconds),
-        _mean_or_never(same),
-        *_bump_cells(lives),
-        " / ".join(
-            f"{median(life.phases[i].peak_bytes for life in lives) / 2**20:.0f}" for i in range(len(lives[0].phases))
-        ),
+def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
+    """Return docs/method.md. `drawn`: marks on the axis of the deciding picture."""
+    found = trials(results)
+    compared = comparisons(found)
+    parts = [
+        "# Does pseudo-to-real training pay?",
+        *answers(leading(compared)),
+        *_decision(leading(compared), drawn),
+        "## The plan, and what changed against it",
+        "The [plan](method-plan.md) was committed before the first compared run.",
+        CHANGES.read_text().strip(),
+        "## Limits",
+        "\n".join(_limits(results)),
+        "## Peak rates",
+        "Validation loss on the other text, by rate; the chosen rate's in bold.",
+        tables.rates(results),
+        *_losses(found, compared),
+        "## The worth of a repeated block",
+        tables.fit(fitted(points_of(found)), found),
+        *_trend(_trends(found)),
+        "## Not trained",
+        tables.not_trained(results),
+        *_dates(results),
     ]
-    return f"| {' | '.join(cells)} |"
+    return "\n\n".join(parts) + "\n"
 
 
-def _bump_cells(lives: Sequence[Life]) -> tuple[str, str]:
-    if len(lives[0].phases) == 1:
-        return "", ""
-    bumps = [bump(life) for life in lives]
-    return f"{mean(found.height for found in bumps):.3f}", _mean_or_never([found.steps for found in bumps])
+def _decision(compared: Sequence[Comparison], drawn: Sequence[Mark]) -> Iterator[str]:
+    if compared:
+        yield "![Speed-up in seconds of each arm against the cost ratio, with bands](images/method.svg)"
+        yield _READING
+        yield tables.marks(drawn)
 
 
-def _mean_or_never(values: Sequence[float | None]) -> str:
-    """Return the mean of the existing values, with their number unless all exist; "never" if none exists."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "never"
-    return f"{mean(there):.0f}" + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
+def _limits(results: Sequence[Result]) -> Iterator[str]:
+    compared = [r for r in results if r.role == "compared"]
+    if compared:
+        largest, most = max(arms.parameters(r.study, r.width) for r in compared), max(r.tokens for r in compared)
+        windows = sorted({(r.budget, r.validation_tokens) for r in compared})
+        shown = [f"{tokens:,} at {percent(budget)} of the tokens" for budget, tokens in windows]
+        yield f"- At most {largest:,} parameters without the embedding, and {most:,} tokens."
+        yield f"- Validation tokens: {joined(shown)}."
+        if len({tokens for _, tokens in windows}) > 1:
+            yield (
+                "- Budgets are measured on different parts of the validation text, the same for all arms. So losses at"
+                " equal tokens compare, but the slope of a curve between two budgets has an error that all seeds share,"
+                " and that no interval of a speed-up shows."
+            )
+    yield _SETTING
+    if failed := diverged(results):
+        yield f"- Diverged, and left out: {_runs(failed)}."
+    if far := far_above(results):
+        yield f"- More than {FAR:g} nat above the median of their size and budget, and not left out: {_runs(far)}."
 
 
-def _correlations(by_name: dict[str, list[Life]]) -> str:
-    """Return the section on correlations measured by the adaptive rule with the first seed."""
-    lives, whole = (by_name.get(experiment.name, []) for experiment in (ex.ADAPTIVE, ex.NEVER_ENDED))
-    if not lives or not whole:
-        return ""
-    rows = "\n".join(
-        f"| {step} | {min(found):.2f} | {median(found):.2f} | {max(found):.2f} |"
-        for step, found in whole[0].phases[0].correlations.items()
-    )
-    ends = ", ".join(str(life.phases[1].first_step - 1) for life in lives)
-    return f"""## Correlations of neighbouring layers' gradients
+def _runs(results: Sequence[Result]) -> str:
+    names = {f"{r.study}, width {r.width}, {r.arm}, seed {r.seed}, rate {r.rate:g}" for r in results}
+    return "; ".join(sorted(names))
 
-In the pseudo phase of *adaptive (0.5)*, which the rule never ended; *adaptive (0.99)* ended at steps {ends}.
 
-| step | lowest | median | highest |
-| --- | --- | --- | --- |
-{rows}"""
+def _losses(found: Sequence[Trial], compared: Sequence[Comparison]) -> Iterator[str]:
+    yield "## Losses, speed-ups and costs"
+    if not found:
+        yield "No compared arm is trained yet."
+        return
+    yield _MEMORY
+    yield "![Loss against tokens of each arm](images/method-curves.svg)"
+    for size, own in _by_size(found).items():
+        yield f"### {size}: losses"
+        yield tables.losses(own)
+        for one in compared:
+            if one.trials[0] in own:
+                yield f"### {size}: speed-ups"
+                yield tables.speed_ups(one)
+        yield f"### {size}: operations, bytes and memory"
+        yield tables.costs_of(own)
+
+
+def _by_size(found: Sequence[Trial]) -> dict[str, list[Trial]]:
+    sizes: dict[str, list[Trial]] = {}
+    for trial in found:
+        sizes.setdefault(f"{trial.study.capitalize()}, {trial.parameters:,} parameters", []).append(trial)
+    return sizes
+
+
+def _trend(slopes: dict[Study, dict[str, Trend | str]]) -> Iterator[str]:
+    yield "## Trend with the size"
+    yield "Loss minus the loss of unshared training, at equal tokens, paired by seed."
+    yield tables.trends(slopes)
+    if _lines(slopes):
+        yield "![Differences by size, with lines through them](images/method-trend.svg)"
+
+
+def _trends(found: Sequence[Trial]) -> dict[Study, dict[str, Trend | str]]:
+    slopes: dict[Study, dict[str, Trend | str]] = {}
+    for study in SIZES:
+        own = [trial for trial in found if trial.study == study]
+        for arm in ARMS[study]:
+            samples = samples_of(own, arm.name)
+            if arm is not costs.unshared(study) and len(samples) > 1:
+                slopes.setdefault(study, {})[arm.name] = trend(samples)
+    return slopes
+
+
+def _lines(slopes: dict[Study, dict[str, Trend | str]]) -> dict[Study, dict[str, Trend]]:
+    """Return the lines of the arms that carry the conclusion."""
+    lines: dict[Study, dict[str, Trend]] = {}
+    for study, own in slopes.items():
+        for arm in ARMS[study]:
+            line = own.get(arm.name)
+            if arm.is_primary and isinstance(line, Trend):
+                lines.setdefault(study, {})[arm.name] = line
+    return lines
+
+
+def _dates(results: Sequence[Result]) -> Iterator[str]:
+    if results:
+        dates, commits = sorted({r.date for r in results}), sorted({r.commit for r in results})
+        yield (
+            f"Written by `make bench-method`. Trained from {dates[0]} to {dates[-1]}, at {joined(commits)}. All figures"
+            f" are in [data/{RESULTS.name}](data/{RESULTS.name})."
+        )

@@ -15,8 +15,8 @@ from pseudoreal_trainer.checkpoint.delink import delink
 
 from benchmarks.gpu.report import REPORT, with_section
 from benchmarks.machine import commit
-from benchmarks.method.lives import CORPUS, Life, live_phase, quiet
 from benchmarks.moe.experiments import EXPERIMENTS, SEEDS, Experiment, job
+from benchmarks.moe.lives import CORPUS, Life, live_phase, quiet
 from benchmarks.moe.report import LIVES, section
 
 _AT_A_TIME = 2
@@ -35,7 +35,7 @@ def main() -> None:
         for count, done in enumerate(as_completed(running), start=1):
             life = done.result()
             lives.append(life)
-            loss = life.phases[-1].points[-1].loss
+            loss = life.final_loss
             progress.note(f"{count} of {len(running)}: seed {life.seed}: {life.experiment} ({loss:.3f})")
     LIVES.write_text("".join(life.model_dump_json() + "\n" for life in lives))
     REPORT.write_text(with_section(REPORT.read_text(), section(lives)))

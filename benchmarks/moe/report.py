@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.method.lives import Life
-from benchmarks.method.summary import final_loss
 from benchmarks.moe import experiments as ex
+from benchmarks.moe.lives import Life
 from benchmarks.results import RESULTS
 
 LIVES = RESULTS / "moe.jsonl"
@@ -48,7 +47,7 @@ def _table(title: str, experiments: Sequence[ex.Experiment], lives: dict[str, li
 
 
 def _losses(lives: Sequence[Life]) -> list[float]:
-    return [final_loss(life) for life in lives]
+    return [life.final_loss for life in lives]
 
 
 def _step(lives: Sequence[Life]) -> float:

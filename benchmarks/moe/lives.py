@@ -1,23 +1,17 @@
-"""Train experiments, each phase in a process of its own, with the trainer's own phases and delinks."""
+"""Train a phase in a process of its own, with the trainer's own loop, and keep its losses and step times."""
 
 import json
 import logging
 import re
-import shutil
-from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_trainer.checkpoint.delink import delink
 from pydantic import BaseModel
 
-from benchmarks.machine import commit
-from benchmarks.method.experiments import Experiment, job
 from tests.support.processes import Forked, preload
 
 preload("tests.support.warm")
@@ -44,8 +38,6 @@ class PhaseLife(BaseModel, frozen=True):
     peak_bytes: int
     """Peak growth of the resident memory during the phase, in bytes."""
     points: list[Point]
-    correlations: dict[int, list[float]]
-    """Gradient correlations by step."""
 
 
 class Life(BaseModel, frozen=True):
@@ -56,34 +48,14 @@ class Life(BaseModel, frozen=True):
     commit: str = "an unknown commit"
     """Commit that trained the experiment."""
 
+    @property
+    def final_loss(self) -> float:
+        return self.phases[-1].points[-1].loss
+
 
 def quiet() -> None:
     """Log only errors in this process."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-
-
-def live_family(family: list[Experiment], seed: int, folder: Path) -> list[Life]:
-    """Train experiments with a common pseudo phase, which is trained once."""
-    shared = folder / "pseudo"
-    before = [] if family[0].pseudo is None else [live_phase(_pseudo_job(family[0], seed), 0, shared)]
-    return [_continued(experiment, seed, folder, before) for experiment in family]
-
-
-def _pseudo_job(experiment: Experiment, seed: int) -> PseudoRealJob:
-    """Return the pseudo phase's job. It always measures, because some experiments need the measurement."""
-    return job(replace(experiment, optimizer_state="Measured"), seed, str(CORPUS))
-
-
-def _continued(experiment: Experiment, seed: int, folder: Path, before: list[PhaseLife]) -> Life:
-    work = folder / re.sub(r"\W+", "-", experiment.name)
-    body, index = job(experiment, seed, str(CORPUS)), len(before)
-    if before:
-        shutil.copytree(folder / "pseudo", work)
-        delink(delink_config(body, 1, execution=1, work_directory=str(work)))
-    real = live_phase(body, index, work)
-    shutil.rmtree(work)
-    today = datetime.now(UTC).date().isoformat()
-    return Life(experiment=experiment.name, seed=seed, phases=[*before, real], date=today, commit=commit())
 
 
 def live_phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
@@ -107,11 +79,10 @@ def _train(config: PhaseConfig) -> None:
     # Reset the kernel's peak memory counter (proc(5), clear_refs).
     Path("/proc/self/clear_refs").write_text("5")
     begin = _status("VmRSS")
-    message = train_phase(
-        config, load_corpus(config.data, config.model.sequence_length), Ranks(0, 1, torch.device("cpu")), lambda: False
-    )
+    corpus = load_corpus(config.data, config.model.sequence_length)
+    message = train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
     assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
-    found = _life(config, _status("VmHWM") - begin, message.start_validation_loss)
+    found = _life(config, _status("VmHWM") - begin)
     (Path(config.work_directory) / "life.json").write_text(found.model_dump_json())
 
 
@@ -122,23 +93,19 @@ def _status(key: str) -> int:
     return int(found[1]) << 10
 
 
-def _life(config: PhaseConfig, peak_bytes: int, start_loss: float | None) -> PhaseLife:
+def _life(config: PhaseConfig, peak_bytes: int) -> PhaseLife:
     lines = [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["phase"] == config.phase]
     seconds = sorted(after["seconds"] - before["seconds"] for before, after in pairwise(lines))
-    first, tokens = lines[0]["step"], config.batch.sequences * config.model.sequence_length
-    points = [
-        Point(step=line["step"], tokens=line["tokens"], loss=line["validation_loss"])
-        for line in lines
-        if line["validation_loss"]
-    ]
-    start = [] if start_loss is None else [Point(step=first - 1, tokens=(first - 1) * tokens, loss=start_loss)]
     return PhaseLife(
         name=config.phase,
-        first_step=first,
+        first_step=lines[0]["step"],
         steps=len(lines),
         seconds_per_step=seconds[len(seconds) // 2],
         peak_bytes=peak_bytes,
-        points=start + points,
-        correlations={line["step"]: line["gradient_correlations"] for line in lines if line["gradient_correlations"]},
+        points=[
+            Point(step=line["step"], tokens=line["tokens"], loss=line["validation_loss"])
+            for line in lines
+            if line["validation_loss"]
+        ],
     )

@@ -1,0 +1,26 @@
+"""Choice of an arm's peak rate: the best of a grid, which is extended until the best rate is not at its edge. Pure."""
+
+from collections.abc import Mapping
+
+from benchmarks.method.arms import FIRST_RATES
+
+_FACTOR = 2
+
+
+def next_rates(losses: Mapping[float, float]) -> list[float]:
+    """Return the rates that are still to be tried. `losses`: rate -> validation loss so far; a diverged run has NaN."""
+    missing = [rate for rate in FIRST_RATES if rate not in losses]
+    if missing:
+        return missing
+    best = best_rate(losses)
+    if best == max(losses):
+        return [best * _FACTOR]
+    return [best / _FACTOR] if best == min(losses) else []
+
+
+def best_rate(losses: Mapping[float, float]) -> float:
+    """Return the rate with the lowest loss. Raises ValueError if no run has a finite loss."""
+    finite = {rate: loss for rate, loss in losses.items() if loss == loss}
+    if not finite:
+        raise ValueError(f"no rate of {sorted(losses)} has a finite loss")
+    return min(finite, key=lambda rate: finite[rate])

@@ -1,0 +1,222 @@
+"""Tables of docs/method.md. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from math import isfinite
+
+from benchmarks.method import arms, costs
+from benchmarks.method.analysis import RATIOS, Comparison, Trial, Verdict, comparisons, leading, ranges
+from benchmarks.method.arms import ARMS, Study
+from benchmarks.method.costs import Price, stage_cost
+from benchmarks.method.intervals import Estimate
+from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
+from benchmarks.method.marks import Mark
+from benchmarks.method.results import Result
+from benchmarks.method.schedule import planned, rate_of
+from benchmarks.method.trend import Trend
+
+_SHOWN_RATIOS = (1, 2, 5, 10, 20)
+EQUAL_RATIO = 5
+"""Cost ratio at which losses are compared at equal seconds."""
+_MIB = 2**20
+_SETTLED: tuple[Verdict, ...] = ("yes", "no")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def named(names: Iterable[str]) -> str:
+    """Return names of arms, some of which have commas."""
+    return joined(f"*{name}*" for name in names)
+
+
+def joined(words: Iterable[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def span(low: float, high: float) -> str:
+    return f"{low:.2g} to {high:.2g}"
+
+
+def number(found: Estimate | None, digits: int = 2, sign: bool = False) -> str:
+    """Return "mean (low to high)"; a bound has no interval."""
+    if found is None:
+        return "–"
+    form = f"{'+' if sign else ''}.{digits}f"
+    if found.at_most or found.at_least:
+        bound = "about" if found.at_most and found.at_least else "at most" if found.at_most else "at least"
+        return f"{bound} {found.mean:{form}}"
+    ends = "one seed" if found.low is None else f"{found.low:{form}} to {found.high:{form}}"
+    return f"{found.mean:{form}} ({ends})".replace("-", "−")
+
+
+def spans(comparison: Comparison, trial: Trial, wanted: Verdict) -> str:
+    """Return the ranges of cost ratios with this verdict, such as "2.1 to 20"; empty without any."""
+    verdicts = [(ratio, comparison.in_seconds(trial, ratio)) for ratio in RATIOS]
+    return ", ".join(span(*ends) for ends in ranges(verdicts, wanted))
+
+
+def rates(results: Sequence[Result]) -> str:
+    """Return all rates that were tried, with the loss of each."""
+    tuning = [r for r in results if r.role == "tuning"]
+    if not tuning:
+        return "No rate is tried yet."
+    tried, rows = sorted({r.rate for r in tuning}), []
+    for study, known in ARMS.items():
+        for width, arm in product(sorted({r.width for r in tuning}), known):
+            own = {r.rate: r.loss for r in tuning if (r.study, r.width, r.arm) == (study, width, arm.name)}
+            if own:
+                chosen = rate_of(study, arm, results) if width == arms.TUNED_WIDTH else None
+                last = "" if width != arms.TUNED_WIDTH else "not finished" if chosen is None else f"{chosen:g}"
+                cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
+                rows.append([study, str(width), arm.name, *cells, last])
+    return table(["study", "width", "arm", *(f"{rate:g}" for rate in tried), "chosen"], rows)
+
+
+def _rate_cell(loss: float | None, is_chosen: bool) -> str:
+    if loss is None:
+        return ""
+    text = f"{loss:.4f}" if isfinite(loss) else "diverged"
+    return f"**{text}**" if is_chosen else text
+
+
+def losses(trials: Sequence[Trial]) -> str:
+    """Return losses and paired differences of the trials of one study and width."""
+    budgets = [f"{percent(budget)} of the tokens" for budget in arms.BUDGETS]
+    head = ["arm", *budgets, "difference at equal tokens", "at equal operations", "at equal bytes",
+            f"at equal seconds, ratio {EQUAL_RATIO}", "seeds"]  # fmt: skip
+    rows = []
+    for trial in trials:
+        curve = trial.mean_curve
+        by_budget = {
+            round(tokens / curve.full, 2): loss for tokens, loss in zip(curve.tokens, curve.losses, strict=True)
+        }
+        shown = [f"{by_budget[b]:.4f}" if b in by_budget else "–" for b in arms.BUDGETS]
+        is_reference = trial.kind == "unshared"
+        prices: tuple[Price, ...] = (costs.by_flops, costs.by_bytes, costs.by_seconds(EQUAL_RATIO))
+        equal = [trial.difference(), *map(trial.difference_at_equal, prices)]
+        cells = ["" if is_reference else number(one, 4, sign=True) for one in equal]
+        rows.append([trial.arm.name, *shown, *cells, str(len(trial.curves))])
+    return table(head, rows)
+
+
+def speed_ups(comparison: Comparison) -> str:
+    head = ["arm", "tokens", "verdict per token", "operations", "bytes",
+            *(f"seconds, ratio {ratio}" for ratio in _SHOWN_RATIOS), "yes at ratios", "no at ratios"]  # fmt: skip
+    rows = []
+    for trial in comparison.trials:
+        prices = [costs.by_flops, costs.by_bytes, *map(costs.by_seconds, _SHOWN_RATIOS)]
+        shown = [number(trial.speed_up(price)) for price in prices]
+        verdicts = [spans(comparison, trial, wanted) or "none" for wanted in _SETTLED]
+        rows.append([trial.arm.name, number(trial.speed_up()), comparison.per_token(trial), *shown, *verdicts])
+    return table(head, rows)
+
+
+def costs_of(trials: Sequence[Trial]) -> str:
+    """Return operations, bytes and memory of the trials of one study and width, stage by stage."""
+    head = ["arm", "operations of a token by stage, layers (share)", "with the head", "state by stage, layers (share)",
+            "all operations", "all bytes", "memory of the last stage, MiB", "seconds of a step"]  # fmt: skip
+    rows = []
+    for trial in trials:
+        shares, width = trial.shares, trial.arm.width.get(trial.width, trial.width)
+        stages = [stage_cost(trial.study, width, stage) for stage in trial.arm.stages]
+        flops = [f"{one.flops:,} ({share.flops:.2f})" for one, share in zip(stages, shares, strict=True)]
+        state = [f"{one.state_bytes:,} ({share.state:.2f})" for one, share in zip(stages, shares, strict=True)]
+        totals = [costs.spending(shares, price).until(1) for price in (costs.by_flops, costs.by_bytes)]
+        rows.append([
+            trial.arm.name,
+            ", ".join(flops),
+            ", ".join(f"{one.flops + one.head_flops:,}" for one in stages),
+            ", ".join(state),
+            *(f"{total:.2f}" for total in totals),
+            f"{trial.peak_bytes / _MIB:.0f}",
+            f"{trial.seconds_per_step:.3f}",
+        ])  # fmt: skip
+    return table(head, rows)
+
+
+def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
+    """Return the law with its worth of a repeated block, and the moments of the delink that it favours."""
+    if isinstance(found, str):
+        return found
+    law = found.law
+    ends = "one seed, no interval" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
+    edge = " (at the edge of what is searched)" if law.is_at_bound else ""
+    text = (
+        f"φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. E ="
+        f" {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α = {law.alpha:.3f}, B ="
+        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings (means of seeds), root"
+        f" mean square error {found.residual:.4f} nats."
+    )
+    own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
+    if own is None:
+        return text
+    tokens, layers = max(curve.full for curve in own.trials[0].unshared.values()), arms.DENSE[0].stages[-1].layers
+    rows = []
+    for ratio in _SHOWN_RATIOS:
+        measured = moments(own.trials, ratio)
+        best = max(measured, key=lambda moment: measured[moment])
+        by_law = best_moment(law, own.parameters, layers, tokens, ratio)
+        shown = joined(f"{percent(moment)}: {speed:.2f}" for moment, speed in sorted(measured.items()))
+        rows.append([str(ratio), percent(by_law), percent(best), shown])
+    head = ["cost ratio", "best moment by the law", "best moment measured", "speed-up in seconds by moment"]
+    note = (
+        f"Moments of the delink of one block, as shares of the tokens, with {own.parameters:,} parameters; 0 % is"
+        " unshared training, and the law was searched up to 99 %."
+    )
+    return f"{text}\n\n{note}\n\n{table(head, rows)}"
+
+
+def _published(found: Fit) -> str:
+    if found.low is None or found.high is None:
+        return "whether they differ cannot be said"
+    return (
+        "its interval contains that value"
+        if found.low <= PUBLISHED <= found.high
+        else "its interval does not contain that value"
+    )
+
+
+def trends(found: dict[Study, dict[str, Trend | str]]) -> str:
+    rows = []
+    for study, arms_of_study in found.items():
+        for name, trend in arms_of_study.items():
+            if isinstance(trend, str):
+                rows.append([study, name, "–", trend])
+            else:
+                sizes = "; ".join(f"{sample.parameters:,}: {sample.mean:+.4f}" for sample in trend.samples)
+                rows.append([study, name, sizes, number(trend.slope, 4, sign=True)])
+    head = ["study", "arm", "parameters: mean difference, nats", "change for each doubling of the parameters"]
+    return table(head, rows) if rows else "No arm is trained at two sizes yet."
+
+
+def marks(found: Sequence[Mark]) -> str:
+    rows = [[mark.study, mark.name, f"{mark.ratio:.2f}", mark.origin, mark.source] for mark in found]
+    return table(["panel", "mark", "cost ratio", "origin", "source"], rows)
+
+
+def not_trained(results: Sequence[Result]) -> str:
+    """Return what the plan asks for and the results lack."""
+    have = {(r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results}
+    missing: dict[tuple[str, str, str], list[str]] = {}
+    for one in planned(results):
+        run = one.run
+        key = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate)
+        lacks = [budget for budget in one.budgets if (*key, budget * run.fraction) not in have]
+        if lacks:
+            name = f"rate {run.rate:g}" if one.role == "tuning" else f"seed {run.seed}"
+            part = "" if len(lacks) == len(one.budgets) else f" at {joined(map(percent, lacks))}"
+            missing.setdefault((run.study, str(run.width), run.arm.name), []).append(f"{name}{part}")
+    for study, known in ARMS.items():
+        for arm in known:
+            if rate_of(study, arm, results) is None:
+                missing.setdefault((study, "all", arm.name), []).append("its peak rate is not chosen yet")
+    if not missing:
+        return "Everything that the plan asks for is trained."
+    return table(["study", "width", "arm", "not trained"], [[*key, joined(what)] for key, what in missing.items()])

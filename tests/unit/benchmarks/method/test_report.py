@@ -1,0 +1,209 @@
+"""docs/method.md, the evidence for advice and the pictures, from whole, partial and no results."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.method import pictures, tables
+from benchmarks.method.analysis import comparisons, leading, trials
+from benchmarks.method.arms import ARMS, BUDGETS, Study
+from benchmarks.method.evidence import evidence
+from benchmarks.method.law import Fit, Law
+from benchmarks.method.marks import Mark, planned
+from benchmarks.method.report import document
+from benchmarks.method.results import Result
+from benchmarks.method.trend import Trend, samples_of, trend
+from tests.unit.benchmarks.method.support.samples import curve, rates
+
+MARKS = [Mark("dense", "a machine", 5.2, "measured", "a source"), Mark("dense", "another", 0.8, "predicted", "a plan")]
+OFFSETS = {"unshared": 0.0, "delinked at 30 %": 0.1, "grown from 4 layers at 30 %": -0.1, "shared throughout": 0.15}
+
+
+def results(seeds: int, study: Study = "dense") -> list[Result]:
+    """Return four arms: one slower, one faster, one shared throughout. Seeds differ by whole nats and 0.001."""
+    return [
+        *rates(study),
+        *(
+            one
+            for name, offset in OFFSETS.items()
+            for seed in range(seeds)
+            for one in curve(study, name, seed, [loss + seed + offset * (1 + seed / 100) for loss in (3.4, 3.2, 3.0)])
+        ),
+    ]
+
+
+def cells(text: str, start: str, column: int) -> list[str]:
+    """Return a column of the table rows that begin with a cell."""
+    return [line.split(" | ")[column] for line in text.splitlines() if line.startswith(f"| {start} |")]
+
+
+class TestAnswers:
+    def test_arms_stand_under_their_verdicts(self) -> None:
+        text = document(results(3), MARKS)
+        assert "- **Faster per token**: *grown from 4 layers at 30 %*." in text
+        assert "- **Slower per token**: *shared throughout*, *delinked at 30 %*." in text
+        assert (
+            "**no delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20**" in text
+        )
+
+    def test_numbers_are_those_of_the_results(self) -> None:
+        text = document(results(3), MARKS)
+        assert cells(text, "delinked at 30 %", 3)[0].startswith("+0.1010 (+0.0985 to +0.1035)")
+        # 0.1 above: unshared training has the loss halfway, in logarithms, between 0.75 and 1.
+        assert cells(text, "delinked at 30 %", 1)[0].startswith("0.86 (")
+
+    def test_one_seed_has_no_interval(self) -> None:
+        text = document(results(1), MARKS)
+        assert (
+            "- One seed, no interval: *shared throughout*, *delinked at 30 %*, *grown from 4 layers at 30 %*." in text
+        )
+        assert "- **Faster per token**: none." in text
+        assert cells(text, "delinked at 30 %", 1)[0] == "0.87 (one seed)"
+
+    def test_missing_controls_are_named(self) -> None:
+        text = document(results(3), MARKS)
+        assert "Controls that are not trained: *4 blocks throughout*, *grown from 1 layer at 50 %*." in text
+
+    def test_a_delinked_arm_that_wins_is_named_with_its_ratios(self) -> None:
+        wins = [
+            one if one.arm != "delinked at 30 %" else one.model_copy(update={"loss": one.loss - 0.4})
+            for one in results(3)
+        ]
+        text = document(wins, MARKS)
+        assert re.search(r"above unshared training and all controls lie \*delinked at 30 %\* at ratios 1 to", text)
+
+    def test_a_bound_is_not_ranked(self) -> None:
+        far = [
+            one if one.arm != "shared throughout" else one.model_copy(update={"loss": one.loss + 3})
+            for one in results(3)
+        ]
+        text = document(far, MARKS)
+        assert "only an upper bound is known: *shared throughout*" in text
+        assert cells(text, "shared throughout", 1)[0] == "at most 0.50"
+        assert re.search(r"Highest mean speed-up in seconds: \*grown from 4 layers at 30 %\* at ratios 1 to 20\.", text)
+
+
+class TestPartialData:
+    def test_without_results_all_is_open_and_nothing_is_trained(self) -> None:
+        text = document([], [])
+        assert "**Open: no arm and unshared training are trained with a seed in common yet.**" in text
+        assert "No rate is tried yet." in text
+        assert "images/" not in text
+        assert text.count("its peak rate is not chosen yet") == sum(map(len, ARMS.values()))
+
+    def test_without_unshared_training_losses_are_shown_alone(self) -> None:
+        text = document([one for one in results(3) if one.role == "tuning" or one.arm != "unshared"], MARKS)
+        assert "**Open:" in text
+        assert cells(text, "delinked at 30 %", 3)[0].strip() == "4.1010"
+        assert evidence(trials(results(3)[:0])) == {"trials": []}
+
+    def test_what_is_missing_is_the_plan_minus_what_is_trained(self) -> None:
+        """Growth: 5 seeds in the plan, of which 3 are here; of seed 1 one budget is lost."""
+        grown = "grown from 4 layers at 30 %"
+        rows = [one for one in results(3) if (one.arm, one.seed, one.budget) != (grown, 1, BUDGETS[1])]
+        text = document(rows, MARKS)
+        assert f"| dense | 16 | {grown} | seed 1 at 75 %, seed 3, seed 4 |" in text
+        assert "| dense | 16 | shared throughout |" not in text.partition("## Not trained")[2]
+        assert "| experts | all | unshared | its peak rate is not chosen yet |" in text
+
+    def test_of_a_rates_choice_the_rates_are_named_that_are_not_tried(self) -> None:
+        text = tables.not_trained(rates("dense", {0.008: 4.2, 0.016: 4.0}))
+        assert "| dense | 16 | unshared | rate 0.032 |" in text
+        assert "| experts | 16 | unshared | rate 0.008, rate 0.016, rate 0.032 |" in text
+
+    def test_whole_budgets_on_other_parts_of_the_text_are_a_limit(self) -> None:
+        same, other = (
+            results(3),
+            [one.model_copy(update={"validation_tokens": 60_000}) if one.budget == 0.5 else one for one in results(3)],
+        )
+        assert "different parts of the validation text" not in document(same, MARKS)
+        assert "different parts of the validation text" in document(other, MARKS)
+
+    def test_a_diverged_run_is_named(self) -> None:
+        rows = [*results(3), *curve("dense", "delinked at 50 %", 0, (3.4, 3.2, float("nan")))]
+        assert "- Diverged, and left out: dense, width 16, delinked at 50 %, seed 0, rate 0.016." in document(
+            rows, MARKS
+        )
+
+    def test_a_run_far_above_the_others_is_named_and_counts(self) -> None:
+        """Seeds are whole nats apart in these rows, so all of one seed."""
+        rows = [*results(1), *curve("dense", "delinked at 50 %", 0, (3.4, 3.2, 4.5))]
+        text = document(rows, MARKS)
+        assert (
+            "nat above the median of their size and budget, and not left out: dense, width 16, delinked at 50" in text
+        )
+        assert cells(text, "delinked at 50 %", 3)[0].strip() == "4.5000"
+        assert "above the median" not in document(results(1), MARKS)
+
+
+def test_every_tried_rate_is_shown_and_the_chosen_one_is_bold() -> None:
+    tried = {0.008: 4.2, 0.016: 4.0, 0.032: float("nan")}
+    text = tables.rates(rates("dense", tried))
+    assert "| dense | 16 | unshared | 4.2000 | **4.0000** | diverged | 0.016 |" in text
+
+
+def test_rates_at_the_edge_are_not_chosen() -> None:
+    text = tables.rates(rates("dense", {0.008: 4.2, 0.016: 4.1, 0.032: 4.0}))
+    assert "| dense | 16 | unshared | 4.2000 | 4.1000 | 4.0000 | not finished |" in text
+
+
+def test_phi_is_held_against_the_published_value() -> None:
+    law, found = Law(1.8, 0.6, 0.35, 0.5, 0.4, 0.3), trials(results(1))
+    inside = tables.fit(Fit(law, 0.2, 0.5, 15, 0.001), found)
+    assert "φ = 0.30 (0.20 to 0.50), beside 0.46 in arXiv 2604.21106; its interval contains that value" in inside
+    assert "its interval does not contain that value" in tables.fit(Fit(law, 0.2, 0.4, 15, 0.001), found)
+    assert "whether they differ cannot be said" in tables.fit(Fit(law, None, None, 15, 0.001), found)
+    assert "| 1 | 0 % | 0 % | 0 %: 1.00, 30 %: 0.87 |" in inside
+
+
+class TestEvidence:
+    def test_a_trial_has_its_stages_and_estimates(self) -> None:
+        found = {one["arm"]: one for one in evidence(trials(results(3)))["trials"]}
+        assert set(found) == set(OFFSETS) - {"unshared"}
+        one = found["delinked at 30 %"]
+        assert (one["study"], one["width"], one["parameters"], one["tokens"]) == ("dense", 16, 36_864, 737_280)
+        assert one["seeds"] == 3
+        assert one["stages"] == [
+            {"until": 0.3, "layers": 12, "blocks": 1, "sharesExperts": False, "experts": None},
+            {"until": 1, "layers": 12, "blocks": 12, "sharesExperts": False, "experts": None},
+        ]
+        assert one["lossDifference"]["mean"] == pytest.approx(0.101)
+        assert one["lossDifference"]["low"] < 0.101 < one["lossDifference"]["high"]
+        assert 0.8 < one["speedUpInTokens"]["low"] < one["speedUpInTokens"]["mean"] < 0.9
+
+    def test_one_seed_has_null_ends(self) -> None:
+        one = evidence(trials(results(1)))["trials"][0]
+        assert (one["speedUpInTokens"]["low"], one["lossDifference"]["high"]) == (None, None)
+
+
+class TestPictures:
+    def test_the_deciding_picture_names_arms_and_marks_on_the_axis(self, tmp_path: Path) -> None:
+        compared = leading(comparisons(trials(results(3))))
+        first, second = tmp_path / "first" / "a.svg", tmp_path / "second" / "a.svg"
+        for path in (first, second):
+            pictures.draw_decision(compared, MARKS, path)
+        text = first.read_text()
+        assert text == second.read_text()
+        for name in ("delinked at 30 %", "shared throughout", "a machine (measured, 5.2)"):
+            assert name in text
+        assert "another" not in text
+
+    def test_curves_and_trends_name_their_arms(self, tmp_path: Path) -> None:
+        rows = [*results(2), *(one.model_copy(update={"width": 24}) for one in results(2))]
+        found = trials(rows)
+        pictures.draw_curves(found, tmp_path / "curves.svg")
+        line = trend(samples_of(found, "delinked at 30 %"))
+        assert isinstance(line, Trend)
+        pictures.draw_trends({"dense": {"delinked at 30 %": line}}, tmp_path / "trend.svg")
+        assert "grown from 4 layers at 30 %" in (tmp_path / "curves.svg").read_text()
+        assert "delinked at 30 %" in (tmp_path / "trend.svg").read_text()
+
+
+def test_a_planned_mark_is_the_ratio_that_stands_in_the_example() -> None:
+    text = Path("examples/gpu/124m-pseudo-one-gpu.yaml").read_text()
+    stated = re.search(r"A step of real takes ([\d.]+) times as long as one of pseudo", text)
+    assert stated is not None
+    found = planned("dense", "one GPU", "gpu/124m-pseudo-one-gpu", "gpu-machine")
+    assert found.ratio == pytest.approx(float(stated[1]), abs=0.005)
+    assert found.origin == "predicted"
