@@ -272,6 +272,36 @@ def test_state_elsewhere_comes_back_where_the_device_has_room(body: dict[str, An
     assert (kept.moved, kept.config.offload.home) == (False, "Host"), "nobody knows whether the device has room"
 
 
+def test_recommended_job_has_the_homes_in_which_it_was_planned(body: dict[str, Any]) -> None:
+    body["spec"]["phases"][1]["offload"] = {
+        "home": "Host",
+        "window": 3,
+        "homes": [{"unit": "blocks.3", "home": "Disk"}],
+    }
+    found = Adviser(body, Costs(GPUS)).advise(_without_growth(), tokens=96_000)
+    plan = found.plan("delinked at 30 %")
+    assert plan is not None
+    assert [phase["offload"] for phase in plan.body["spec"]["phases"]] == [{"home": "Device", "window": 3}] * 2
+    assert found.unshared.body["spec"]["phases"][0]["offload"] == {"home": "Device", "window": 3}
+    check_job(plan.body)
+
+
+def test_nulls_mean_the_default(body: dict[str, Any]) -> None:
+    body["spec"]["model"]["experts"] = {"type": "TopK", "count": 16, "topK": {"perToken": 2}}
+    body["spec"]["phases"][1]["offload"] = None
+    for delink in (None, {"noise": None}):
+        body["spec"]["delink"] = delink
+        plan = advise(body, {1: 1.0, 4: 4.0}).plan("upcycled from 2 experts at 30 %")
+        assert plan is not None
+        assert plan.body["spec"]["delink"] == {"noise": "0.1"}
+
+
+def test_job_that_shares_to_the_end_is_told_what_the_advice_is_about(body: dict[str, Any]) -> None:
+    body["spec"]["phases"][1]["sharing"] = {"blocks": 2}
+    text = "\n".join(sentences(advise(body, {1: 1.0, 4: 4.0}), EVIDENCE))
+    assert "the last phase of the job shares; all this is about the same model without sharing" in text
+
+
 def test_layout_auto_is_resolved(body: dict[str, Any]) -> None:
     body["spec"]["phases"][1]["parallelism"] = {"layout": "Auto"}
     body["spec"]["phases"][1]["batch"] = {"sequences": 6}
