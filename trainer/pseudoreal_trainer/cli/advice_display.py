@@ -1,5 +1,6 @@
 """Output of `pseudoreal advise`: tables and sentences for people, JSON for programs."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -226,13 +227,14 @@ def trial_text(advice: Advice, costs: Costs, jobs: list[TrialJob], job: Path, fo
     """Return the summary of a trial: its runs, their time, and the commands."""
     labels = list(dict.fromkeys(one.label for one in jobs))
     hours = trial_seconds(costs, jobs) / _HOUR
+    quoted = shlex.quote(str(folder))
     return "\n".join(
         [
             f"{folder}: {len(jobs)} jobs: {', '.join(labels)}, each with {len(SEEDS)} seeds; about {hours:.2g} hours by"
             f" the planner on {advice.machine}, one after the other",
-            f'run:    for job in {folder}/*.yaml; do pseudoreal run "$job" --workdir'
-            f' {folder}/runs/"$(basename "$job" .yaml)"; done',
-            f"decide: pseudoreal advise {job} --tokens {advice.tokens} --from {folder}/runs",
+            f'run:    for job in {quoted}/*.yaml; do pseudoreal run "$job" --workdir'
+            f' {quoted}/runs/"$(basename "$job" .yaml)"; done',
+            f"decide: pseudoreal advise {shlex.quote(str(job))} --tokens {advice.tokens} --from {quoted}/runs",
             "larger models (spec.model) and more steps (until, data.validation.everySteps) say more about the job;"
             " change them in all files alike. Runs with other peak rates (optimizer.learningRate) may be added: each"
             " arm is judged at its best rate",

@@ -11,7 +11,6 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.messages import ProgressReport
-from pydantic import ValidationError
 
 from pseudoreal_trainer.cli.run_directory import RECORD, first_difference, recorded_job
 from pseudoreal_trainer.errors import InvalidJobError
@@ -72,7 +71,8 @@ def _common(job: PseudoRealJob) -> dict[str, Any]:
     spec = job.spec.to_dict()
     data = {key: value for key, value in spec["data"].items() if key != "seed"}
     optimizer = {key: value for key, value in spec["optimizer"].items() if key not in ("learningRate", "warmupSteps")}
-    return {"model": spec["model"], "data": data, "optimizer": optimizer}
+    batch = {"batch": spec["phases"][-1]["batch"]}
+    return {"model": spec["model"], "data": data, "optimizer": optimizer, "phases[-1]": batch}
 
 
 def _configs(job: PseudoRealJob) -> list[PhaseConfig]:
@@ -119,10 +119,10 @@ def _final_loss(path: Path, steps: int) -> float:
             " --resume`, or leave it out"
         )
     _check_size(path / METRICS_FILE)
-    newest = deque(metrics_of(path), maxlen=1)
     try:
+        newest = deque(metrics_of(path), maxlen=1)
         report = ProgressReport.model_validate_json(newest.pop() if newest else "")
-    except ValidationError as error:
+    except ValueError as error:  # no JSON of a report, or no UTF-8
         raise InvalidJobError(
             f"{path / METRICS_FILE} has no step in its last line; go on with `pseudoreal run … --resume`"
         ) from error

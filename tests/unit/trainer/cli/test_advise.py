@@ -1,6 +1,8 @@
 """`pseudoreal advise` for people and for programs, its files, and its decision by the runs of a trial."""
 
 import json
+import shlex
+import subprocess
 from math import log
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,19 @@ def test_trial_writes_valid_jobs_and_how_to_run_them(job: dict[str, Any], file: 
     assert f"{len(files)} jobs" in again.stderr
 
 
+def test_commands_of_a_trial_can_be_pasted(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my trial"
+    lines = advise(job, file, "--trial", str(folder)).stdout.splitlines()
+    decide = next(line for line in lines if line.startswith("decide: ")).removeprefix("decide: pseudoreal ")
+    assert shlex.split(decide)[-1] == f"{folder}/runs"
+    loop = next(line for line in lines if line.startswith("run: ")).removeprefix("run: ")
+    printed = subprocess.run(
+        ["bash", "-c", loop.replace("pseudoreal run", "echo")], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(printed) == len([*folder.iterdir()])
+    assert f"{folder}/sharing-1-seed1.yaml --workdir {folder}/runs/sharing-1-seed1" in printed
+
+
 def test_trial_needs_a_file(job: dict[str, Any], tmp_path: Path) -> None:
     options = ["--tokens", "10000", "--trial", str(tmp_path / "trial")]
     result = CliRunner().invoke(main, ["advise", "-", *options], input=yaml.safe_dump(job))
@@ -368,6 +383,8 @@ def test_unfinished_run_is_refused(job: dict[str, Any], file: Path, runs: Path) 
     assert f"{runs / 'delinked-2'} is at step 1 of 100; go on with `pseudoreal run" in _refusal(job, file, runs)
     metrics.write_text("")
     assert "has no step in its last line" in _refusal(job, file, runs)
+    metrics.write_bytes(b"\xff\n")
+    assert "has no step in its last line" in _refusal(job, file, runs)
     metrics.unlink()
     assert f"{runs / 'delinked-2'} has no metrics.jsonl: nothing was trained" in _refusal(job, file, runs)
 
@@ -378,11 +395,22 @@ def test_run_without_a_loss_is_refused(job: dict[str, Any], file: Path, runs: Pa
     assert "worse has no finite validation loss" in _refusal(job, file, runs)
 
 
-def test_runs_of_other_models_or_texts_are_refused(job: dict[str, Any], file: Path, runs: Path) -> None:
-    run(runs / "other", job, DELINKED, 4, 2.0, model=job["spec"]["model"] | {"layers": 8})
-    assert "spec.model.layers 4 (was 8)" in _refusal(job, file, runs) or "spec.model.layers 8 (was 4)" in _refusal(
-        job, file, runs
-    )
+@pytest.mark.parametrize(
+    ("phases", "spec", "words"),
+    [
+        (None, {"model": {"layers": 8}}, "spec.model.layers"),
+        (None, {"optimizer": {"weightDecay": "0.2"}}, "spec.optimizer.weightDecay"),
+        ({"batch": {"sequences": 12}, "until": {"step": 50}}, {}, "spec.phases[-1].batch.sequences"),
+    ],
+)
+def test_runs_of_another_trial_are_refused(
+    job: dict[str, Any], file: Path, runs: Path, phases: dict[str, Any] | None, spec: dict[str, Any], words: str
+) -> None:
+    changed = {name: job["spec"][name] | change for name, change in spec.items()}
+    run(runs / "zz-other", job, [REAL[0] | phases] if phases else DELINKED, 4, 2.0, **changed)
+    said = _refusal(job, file, runs)
+    assert f"{runs / 'zz-other'} is of another trial than" in said
+    assert words in said
 
 
 def test_damaged_record_is_refused(job: dict[str, Any], file: Path, runs: Path) -> None:

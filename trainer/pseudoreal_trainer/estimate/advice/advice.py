@@ -20,6 +20,7 @@ from pseudoreal_trainer.estimate.advice.candidates import (
     kind_of,
     study_of,
     unshared_stage,
+    with_home,
     with_phases,
 )
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
@@ -116,9 +117,8 @@ class Adviser:
                 " --days"
             )
         duration = tokens * cost.seconds_per_token if cost.fits and cost.seconds_per_token is not None else None
-        unshared = Plan(
-            UNSHARED, stages, (cost,), (tokens,), with_phases(self.body, stages, [tokens]), None, duration, None
-        )
+        body = _with_homes(with_phases(self.body, stages, [tokens]), [cost])
+        unshared = Plan(UNSHARED, stages, (cost,), (tokens,), body, None, duration, None)
         plans, left_out = self._plans(trials, tokens, unshared)
         return Advice(
             job=self.job,
@@ -168,7 +168,9 @@ class Adviser:
             duration = seconds(legs, tokens, speed_up.mean)
             if unshared.seconds is not None:
                 faster = speed_up_in_seconds(legs, unshared.seconds / tokens, speed_up)
-        return Plan(candidate.name, stages, tuple(costs), tuple(ends), body, candidate, duration, faster)
+        return Plan(
+            candidate.name, stages, tuple(costs), tuple(ends), _with_homes(body, costs), candidate, duration, faster
+        )
 
     def _costs(self, body: Json) -> list[PhaseCost]:
         """Return the cost of each phase. Raises InvalidJobError if the job may not have these phases."""
@@ -213,6 +215,15 @@ def _ends(stages: Sequence[Stage], tokens: int, speed_up: float, tokens_per_step
                 " larger --tokens or --days"
             )
     return [*first, last]
+
+
+def _with_homes(body: Json, costs: Sequence[PhaseCost]) -> Json:
+    """Return the job with the homes in which its phases were planned."""
+    phases = [
+        with_home(phase, cost.config.offload.home) if cost.moved else phase
+        for phase, cost in zip(body["spec"]["phases"], costs, strict=True)
+    ]
+    return body | {"spec": body["spec"] | {"phases": phases}}
 
 
 def _legs(stages: Sequence[Stage], costs: Sequence[PhaseCost]) -> list[Leg] | None:

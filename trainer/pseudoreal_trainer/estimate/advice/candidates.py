@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Home
 
 from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial
 
@@ -136,24 +137,36 @@ def with_phases(body: Json, stages: Sequence[Stage], ends: Sequence[int]) -> Jso
     of single units, which are other ones where layers share.
     """
     template = body["spec"]["phases"][-1]
-    kept = {key: value for key, value in template.items() if key not in ("sharing", "layers", "growth", "experts")}
     full = stages[-1]
     names = _names(stages, template["name"])
     phases = [
-        kept | {"name": name, "until": {"tokens": end}} | _size(stage, full)
+        _copied(template, is_whole=stage is full and not stage.shares)
+        | {"name": name, "until": {"tokens": end}}
+        | _size(stage, full)
         for stage, end, name in zip(stages, ends, names, strict=True)
     ]
-    if "offload" in kept:
-        without_homes = {key: value for key, value in kept["offload"].items() if key != "homes"}
-        phases = [
-            phase if not stage.shares and stage is full else phase | {"offload": without_homes}
-            for phase, stage in zip(phases, stages, strict=True)
-        ]
     spec = body["spec"] | {"phases": phases}
-    delink = spec.get("delink", {})
-    if any(stage.experts != full.experts for stage in stages) and float(delink.get("noise", "0")) == 0:
+    # Nulls mean the default, as for the API server.
+    delink = spec.get("delink") or {}
+    if any(stage.experts != full.experts for stage in stages) and float(delink.get("noise") or 0) == 0:
         spec |= {"delink": delink | {"noise": _NOISE}}
     return body | {"spec": spec}
+
+
+def with_home(phase: Json, home: Home) -> Json:
+    """Return the phase with the whole state in this home."""
+    return phase | {"offload": _without_unit_homes(phase.get("offload") or {}) | {"home": home}}
+
+
+def _copied(template: Json, *, is_whole: bool) -> Json:
+    kept = {key: value for key, value in template.items() if key not in ("sharing", "layers", "growth", "experts")}
+    if is_whole or not kept.get("offload"):
+        return kept
+    return kept | {"offload": _without_unit_homes(kept["offload"])}
+
+
+def _without_unit_homes(offload: Json) -> Json:
+    return {key: value for key, value in offload.items() if key != "homes"}
 
 
 def _names(stages: Sequence[Stage], last: str) -> list[str]:

@@ -131,7 +131,7 @@ def _why_not(best: Compared, fitting: Sequence[Compared]) -> str:
     control = _best_control(best, fitting)
     if control is None or _mean(control) <= 1:
         return "its upper end is below 1"
-    return f"its upper end is below the mean of its control {control.name}, {_mean(control):.2f}"
+    return f"its upper end is below the mean of its control {_control_text(control)}"
 
 
 def _why_open(best: Compared, fitting: Sequence[Compared]) -> str:
@@ -141,7 +141,12 @@ def _why_open(best: Compared, fitting: Sequence[Compared]) -> str:
     control = _best_control(best, fitting)
     if best.speed_up.low <= 1 or control is None:
         return "its lower end is not above 1"
-    return f"its lower end is not above the mean of its control {control.name}, {_mean(control):.2f}"
+    return f"its lower end is not above the mean of its control {_control_text(control)}"
+
+
+def _control_text(control: Compared) -> str:
+    remark = ", which ends with a smaller model" if control.kind == "Throughout" else ""
+    return f"{control.name}, {_mean(control):.2f}{remark}"
 
 
 def _nothing_to_compare(candidates: Sequence[Compared]) -> str:

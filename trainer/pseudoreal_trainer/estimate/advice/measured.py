@@ -11,6 +11,9 @@ from pseudoreal_trainer.estimate.advice.candidates import name_of
 from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial
 from pseudoreal_trainer.estimate.advice.intervals import interval
 
+_MOST_SLOPES = 20
+"""Largest difference of losses, in units of the slope, that is turned into tokens: e^20 times as many."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -59,6 +62,12 @@ def trials_of(runs: Iterable[Run], study: Study, width: int, parameters: int) ->
         if not seeds:
             raise InvalidJobError(f"no run of {name_of(stages)} has the data.seed of a run of unshared training")
         differences = [losses[seed] - unshared[tokens][seed] for seed in seeds]
+        if max(map(abs, differences)) > _MOST_SLOPES * slope:
+            raise InvalidJobError(
+                f"the final losses of {name_of(stages)} differ from unshared training by up to"
+                f" {max(map(abs, differences)):.3g} nats, which no number of tokens makes up for at its"
+                f" {slope:.3g} nats for e times as many; look for runs that diverged, or train longer (until)"
+            )
         trials.append(
             Trial(
                 study=study,

@@ -13,7 +13,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.advice.advice import Advice, Adviser
 from pseudoreal_trainer.estimate.advice.certainty import sentences
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
-from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial
+from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial, nearest_trials
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 
@@ -94,12 +94,16 @@ def test_recommended_job_has_the_phases_and_is_valid(body: dict[str, Any]) -> No
     check_job(found.recommended.body)
 
 
-def test_arms_are_read_at_the_nearest_size_with_an_interval(body: dict[str, Any]) -> None:
-    """The arm's trial at 147,456 parameters is nearer, but has one seed."""
-    plan = advise(body, {1: 1.0, 4: 4.0}).plan("delinked at 30 %")
-    assert plan is not None
-    assert plan.candidate is not None
-    assert plan.candidate.trial.parameters == 82_944
+@pytest.mark.parametrize(("parameters", "expected"), [(90, 100), (250, 100), (400, 1000), (5000, 1000)])
+def test_nearest_size_is_nearest_by_its_ratio(parameters: int, expected: int) -> None:
+    """Between 100 and 1,000 the middle is 316."""
+    sizes = [EVIDENCE[1].model_copy(update={"parameters": size}) for size in (1000, 100)]
+    assert [trial.parameters for trial in nearest_trials(sizes, "dense", parameters)] == [expected]
+
+
+def test_trial_with_an_interval_is_read_rather_than_a_nearer_one() -> None:
+    found = nearest_trials(EVIDENCE, "dense", 147_456)
+    assert [trial.parameters for trial in found if trial.arm == "delinked at 30 %"] == [82_944]
 
 
 def test_arm_of_the_same_model_at_another_width_is_no_candidate(body: dict[str, Any]) -> None:
@@ -268,6 +272,36 @@ def test_state_elsewhere_comes_back_where_the_device_has_room(body: dict[str, An
     assert (kept.moved, kept.config.offload.home) == (False, "Host"), "nobody knows whether the device has room"
 
 
+def test_recommended_job_has_the_homes_in_which_it_was_planned(body: dict[str, Any]) -> None:
+    body["spec"]["phases"][1]["offload"] = {
+        "home": "Host",
+        "window": 3,
+        "homes": [{"unit": "blocks.3", "home": "Disk"}],
+    }
+    found = Adviser(body, Costs(GPUS)).advise(_without_growth(), tokens=96_000)
+    plan = found.plan("delinked at 30 %")
+    assert plan is not None
+    assert [phase["offload"] for phase in plan.body["spec"]["phases"]] == [{"home": "Device", "window": 3}] * 2
+    assert found.unshared.body["spec"]["phases"][0]["offload"] == {"home": "Device", "window": 3}
+    check_job(plan.body)
+
+
+def test_nulls_mean_the_default(body: dict[str, Any]) -> None:
+    body["spec"]["model"]["experts"] = {"type": "TopK", "count": 16, "topK": {"perToken": 2}}
+    body["spec"]["phases"][1]["offload"] = None
+    for delink in (None, {"noise": None}):
+        body["spec"]["delink"] = delink
+        plan = advise(body, {1: 1.0, 4: 4.0}).plan("upcycled from 2 experts at 30 %")
+        assert plan is not None
+        assert plan.body["spec"]["delink"] == {"noise": "0.1"}
+
+
+def test_job_that_shares_to_the_end_is_told_what_the_advice_is_about(body: dict[str, Any]) -> None:
+    body["spec"]["phases"][1]["sharing"] = {"blocks": 2}
+    text = "\n".join(sentences(advise(body, {1: 1.0, 4: 4.0}), EVIDENCE))
+    assert "the last phase of the job shares; all this is about the same model without sharing" in text
+
+
 def test_layout_auto_is_resolved(body: dict[str, Any]) -> None:
     body["spec"]["phases"][1]["parallelism"] = {"layout": "Auto"}
     body["spec"]["phases"][1]["batch"] = {"sequences": 6}
@@ -298,6 +332,15 @@ def test_each_phase_is_planned_once(body: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setattr("pseudoreal_trainer.estimate.advice.costs.plan_phase", count)
     Adviser(body, Costs(GPUS)).advise(_without_growth(), tokens=96_000)
     assert sorted(planned) == [1, 4]
+
+
+def test_phases_of_other_models_have_costs_of_their_own(body: dict[str, Any]) -> None:
+    costs, config = Costs(GPUS), _config(body, 1)
+    wider = config.model_copy(update={"model": config.model.model_copy(update={"hidden_size": 4096})})
+    first, second = (costs.of(one).step_seconds for one in (config, wider))
+    assert first is not None
+    assert second is not None
+    assert second > first
 
 
 def test_profile_is_the_jobs_own_without_an_option(body: dict[str, Any], tmp_path: Path) -> None:

@@ -108,7 +108,14 @@ def test_decision(candidates: list[Compared], verdict: str, name: str | None) ->
         ([compared("d", "Sharing", 0.8, 0.7, 0.9)], ["0.80 (0.70 to 0.90)", "upper end is below 1"]),
         (
             [compared("shared", "Throughout", 1.5), compared("d", "Sharing", 1.2, 1.1, 1.3)],
-            ["1.20 (1.10 to 1.30)", "below the mean of its control shared, 1.50"],
+            [
+                "1.20 (1.10 to 1.30)",
+                "below the mean of its control shared, 1.50, which ends with a smaller model",
+            ],
+        ),
+        (
+            [compared("grown", "Growth", 1.5), compared("d", "Sharing", 1.6, 1.4, 1.8)],
+            ["d, 1.60 (1.40 to 1.80)", "lower end is not above the mean of its control grown, 1.50"],
         ),
         ([Compared("d", "Sharing", None)], ["candidate (d) does not fit"]),
     ],

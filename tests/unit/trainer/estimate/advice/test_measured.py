@@ -67,6 +67,8 @@ def test_each_arm_is_judged_at_its_best_rate() -> None:
             "have no seed (data.seed) in common",
         ),
         ([run(REAL, 1, 2.0), run(REAL, 1, 2.0, tokens=400), run(DELINKED, 1, 1.9)], "is no better with 800 tokens"),
+        ([*UNSHARED, run(DELINKED, 1, 12.1)], "differ from unshared training by up to 10.1 nats"),
+        ([run(REAL, 1, 2.0), run(REAL, 1, 2.0 + 1e-9, tokens=400), run(DELINKED, 1, 1.9)], "up to 0.1 nats"),
     ],
 )
 def test_runs_that_do_not_fit_together_are_refused(runs: list[Run], words: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.check import check_job
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.advice.advice import Adviser
@@ -168,6 +169,17 @@ def test_seconds_are_the_sum_over_all_steps(body: dict[str, Any]) -> None:
     costs = Costs(None)
     assert trial_seconds(costs, one) == pytest.approx(2 * trial_seconds(costs, half))
     assert trial_seconds(costs, [*one, *half]) == pytest.approx(1.5 * trial_seconds(costs, one))
+
+
+def test_seconds_of_a_delinked_run_are_120_pseudo_steps_and_280_real_ones(body: dict[str, Any]) -> None:
+    (job,) = [job for job in jobs(body) if job.label == "sharing-1" and job.seed == 1]
+    costs = Costs(None)
+    configs = [
+        phase_config(check_job(job.body), index, execution=1, work_directory=".", offload_directory=".")
+        for index in range(2)
+    ]
+    pseudo, real = (costs.of(config).step_seconds or 0 for config in configs)
+    assert trial_seconds(costs, [job]) == pytest.approx(120 * pseudo + 280 * real)
 
 
 def test_without_arms_there_is_no_trial(body: dict[str, Any]) -> None:
