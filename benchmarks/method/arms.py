@@ -59,7 +59,7 @@ TUNING_SEED = 100
 """Seed that chooses the peak rates; no compared run has it."""
 TUNED_FRACTION = 0.5
 """Budget of the runs that choose peak rates, as a fraction of the full one."""
-FIRST_RATES = (8e-3, 16e-3, 32e-3)
+FIRST_RATES = (4e-3, 8e-3, 16e-3)
 """Peak rates that are tried first; while the best one is at the edge, the next one beyond, by a factor of 2."""
 
 BUDGETS = (0.5, 0.75, 1.0)
@@ -71,7 +71,7 @@ DECAY = 0.2
 TOKENS_PER_PARAMETER = 20
 SEQUENCE, SEQUENCES = 128, 16
 TOKENS_OF_A_STEP = SEQUENCE * SEQUENCES
-VOCABULARY = 4096
+VOCABULARY = 512
 WARMUP = 0.1
 """Share of the full budget in which the rate rises."""
 HEAD_SIZE = 8
@@ -102,7 +102,7 @@ DENSE = (
     Arm("1, 4, 12 blocks", (_dense(0.1, blocks=1), _dense(0.3, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
     Arm("grown from 4 layers at 30 %", (_dense(0.3, 4), _REAL), "grown from 4 layers at 30 %", is_primary=True),
     Arm("grown from 1 layer at 50 %", (_dense(0.5, 1), _REAL), "grown from 1 layer at 50 %"),
-    Arm("small model", (_REAL,), UNSHARED, width={16: 12, 24: 16}),
+    Arm("small model", (_REAL,), UNSHARED, width={24: 10}),
 )
 EXPERTS = (
     Arm(UNSHARED, (_EXPERTS,), UNSHARED, is_primary=True),
@@ -127,10 +127,10 @@ EXPERTS = (
 )
 ARMS: dict[Study, tuple[Arm, ...]] = {"dense": DENSE, "experts": EXPERTS}
 
-TUNED_WIDTH = 16
+TUNED_WIDTH = 24
 SIZES: dict[Study, tuple[Size, ...]] = {
-    "dense": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
-    "experts": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
+    "dense": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=5)),
+    "experts": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=5)),
 }
 """Sizes, in the order in which they are trained."""
 
