@@ -45,7 +45,7 @@ def test_a_link_is_the_job_that_its_arm_describes() -> None:
         "model": {
             "layers": 12,
             "hiddenSize": 16,
-            "vocabularySize": 4096,
+            "vocabularySize": 512,
             "embeddings": "Tied",
             "attention": {"heads": 2},
             "sequenceLength": 128,

@@ -69,8 +69,8 @@ def test_every_link_is_trained_once_and_every_decay_has_a_result(trainer: _Train
     results = train_all(_trials(tmp_path))
     assert len(trainer.trained) == len({*trainer.trained})
     assert {*trainer.trained} >= {*unfinished(planned(results, _SCALE), [])}
-    # Three rates; then three arms, two seeds and three budgets, at the best rate.
-    assert sorted(r.rate for r in results if r.role == "tuning") == [8e-3, 16e-3, 32e-3]
+    # Four rates; then three arms, two seeds and three budgets, at the best rate.
+    assert sorted(r.rate for r in results if r.role == "tuning") == [4e-3, 8e-3, 16e-3, 32e-3]
     assert {r.rate for r in results if r.role == "compared"} == {16e-3}
     assert sum(r.role == "compared" for r in results) == 3 * 2 * 3
     assert _without_order(read_results(tmp_path / "results.csv")) == _without_order(results)
@@ -87,7 +87,7 @@ def test_trials_go_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.
         train_all(_trials(tmp_path))
     monkeypatch.setattr(trials, "train", second)
     results = train_all(_trials(tmp_path))
-    assert len(results) == 3 + 18
+    assert len(results) == 4 + 18
     assert not {*first.trained} & {*second.trained}
     monkeypatch.setattr(trials, "train", third)
     assert len(train_all(_trials(tmp_path))) == len(results)
@@ -96,7 +96,7 @@ def test_trials_go_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.
 
 def test_links_are_deleted_once_no_run_needs_them(trainer: _Trainer, tmp_path: Path) -> None:
     results = train_all(_trials(tmp_path, keeps_links=False, at_a_time=1))
-    assert len(results) == 3 + 18
+    assert len(results) == 4 + 18
     assert len(trainer.trained) == len({*trainer.trained})
     assert not [*(tmp_path / "scratch").rglob("trained.json")]
 
@@ -125,7 +125,7 @@ class _Lingering(_Trainer):
 def test_the_folder_of_a_link_in_training_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _Lingering()
     monkeypatch.setattr(trials, "train", trainer)
-    assert len(train_all(_trials(tmp_path, keeps_links=False))) == 3 + 18
+    assert len(train_all(_trials(tmp_path, keeps_links=False))) == 4 + 18
     assert trainer.kept_its_folder
 
 
@@ -160,7 +160,7 @@ def test_a_diverged_run_is_a_result_and_no_choice(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(trials, "train", _Trainer(diverges_above=10e-3))
     results = train_all(_trials(tmp_path))
     tuning = {r.rate: r.loss for r in results if r.role == "tuning"}
-    assert {*tuning} == {4e-3, 8e-3, 16e-3, 32e-3}
+    assert {*tuning} == {4e-3, 8e-3, 16e-3}
     assert isnan(tuning[16e-3])
     assert {r.rate for r in results if r.role == "compared"} == {8e-3}
     assert isnan(next(r.loss for r in read_results(tmp_path / "results.csv") if r.rate == 16e-3))
@@ -177,7 +177,7 @@ def test_a_decay_that_ends_between_two_looks_is_collected_later(
     collect = trials._collect
     calls = iter(range(100))
     monkeypatch.setattr(trials, "_collect", lambda *given: [*given[1]] if next(calls) == 0 else collect(*given))
-    assert len(train_all(found)) == 3 + 18
+    assert len(train_all(found)) == 4 + 18
 
 
 @pytest.mark.usefixtures("trainer")
