@@ -15,7 +15,7 @@ from benchmarks.method.costs import Price, Share, Spending
 from benchmarks.method.curves import Curve, Meeting, difference_at_equal_cost, mean_curve, meeting
 from benchmarks.method.intervals import Estimate, estimate
 from benchmarks.method.results import Result, Role
-from benchmarks.method.schedule import rate_of
+from benchmarks.method.schedule import rate_of, seeds_of
 
 LEVEL = 0.01
 """Nats. An open result with a smaller difference of the losses is called level."""
@@ -188,13 +188,22 @@ class Comparison:
         return [arm.name for arm in self.scale.arms[self.study] if kind_of(arm) in CONTROLS and arm.name not in trained]
 
     @property
+    def lacking(self) -> dict[str, tuple[int, int]]:
+        """Arms with fewer pairs than the plan has seeds at this size -> pairs, seeds of the plan."""
+        size = next(size for size in self.scale.sizes[self.study] if size.width == self.width)
+        pairs = {trial.arm.name: len(trial.paired) for trial in self.trials}
+        found = {}
+        for arm in self.scale.arms[self.study]:
+            have, wanted = pairs.get(arm.name, 0), seeds_of(arm, size)
+            if arm is not costs.unshared(self.study) and have < wanted:
+                found[arm.name] = (have, wanted)
+        return found
+
+    @property
     def is_complete(self) -> bool:
         """True if all arms that carry the conclusion have the seeds of the plan."""
-        size = next(size for size in self.scale.sizes[self.study] if size.width == self.width)
-        seeds = {trial.arm.name: len(trial.paired) for trial in self.trials}
-        known = self.scale.arms[self.study]
-        primary = [arm for arm in known if arm.is_primary and arm is not costs.unshared(self.study)]
-        return all(seeds.get(arm.name, 0) >= size.seeds for arm in primary)
+        lacking = self.lacking
+        return not any(arm.is_primary and arm.name in lacking for arm in self.scale.arms[self.study])
 
     def per_token(self, trial: Trial) -> Verdict:
         """Return the plan's verdict on the speed-up in tokens."""

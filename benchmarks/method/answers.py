@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks.method import costs
 from benchmarks.method.analysis import CONTROLS, RATIOS, Comparison, Trial, Verdict, ranges
 from benchmarks.method.tables import joined, named, number, span, spans, table
 
@@ -27,10 +28,17 @@ def answers(leading: Sequence[Comparison]) -> Iterator[str]:
 
 def _answer(one: Comparison) -> Iterator[str]:
     tokens = max(curve.full for curve in one.trials[0].curves.values())
-    yield f"**{one.study.capitalize()}, {one.parameters:,} parameters, {tokens:,} tokens:**"
-    yield "\n".join([*_per_token(one), f"- In seconds: {_seconds(one)}.", *_fastest(one), *_reservations(one)])
+    yield f"**{one.study.capitalize()}, {one.parameters:,} parameters without the embedding, {tokens:,} tokens:**"
+    seconds = [f"- In seconds: {_seconds(one)}.", *_fastest(one), *_dearest(one)]
+    yield "\n".join([*_provisional(one), *_per_token(one), *seconds, *_reservations(one)])
     shown = [trial for trial in one.trials if trial.arm.is_primary or trial.kind in CONTROLS]
     yield table(_HEAD, [_row(one, trial) for trial in shown])
+
+
+def _provisional(one: Comparison) -> Iterator[str]:
+    if one.lacking:
+        counts = joined(f"*{name}* {have} of {wanted}" for name, (have, wanted) in one.lacking.items())
+        yield f"- **Provisional**: seeds are missing. Pairs with unshared training, of those in the plan: {counts}."
 
 
 def _per_token(one: Comparison) -> Iterator[str]:
@@ -43,9 +51,18 @@ def _seconds(one: Comparison) -> str:
     """Return for which delinked arms and cost ratios the plan says yes."""
     found = [(trial.arm.name, spans(one, trial, "yes")) for trial in one.of_kind("delinked")]
     winners = [f"*{name}* at ratios {where}" for name, where in found if where]
-    if not winners:
-        return "**no delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20**"
-    return f"**above unshared training and all controls lie {joined(winners)}**"
+    if winners:
+        return f"**above unshared training and all controls lie {joined(winners)}**"
+    if not found:
+        return "**open: no delinked arm and unshared training have a seed in common yet**"
+    pending = [(trial.arm.name, spans(one, trial, "open")) for trial in one.of_kind("delinked")]
+    undecided = [f"*{name}* at ratios {where}" for name, where in pending if where]
+    if undecided:
+        return (
+            "**no delinked arm is shown to lie above unshared training and all controls, at any cost ratio from 1 to"
+            f" 20**; open: {joined(undecided)}"
+        )
+    return "**no delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20**"
 
 
 def _fastest(one: Comparison) -> Iterator[str]:
@@ -61,6 +78,18 @@ def _fastest(one: Comparison) -> Iterator[str]:
     yield f"- Highest mean speed-up in seconds: {fastest}."
     if bounded:
         yield f"- Not ranked there, because only an upper bound is known: {named(bounded)}."
+
+
+def _dearest(one: Comparison) -> Iterator[str]:
+    """Yield the cost ratios above which the bytes of the pseudo steps of an arm bound them."""
+    by_limit: dict[str, list[str]] = {}
+    for trial in sorted(one.trials, key=lambda trial: costs.largest_ratio(trial.shares) or RATIOS[-1]):
+        limit = costs.largest_ratio(trial.shares)
+        if limit is not None and limit < RATIOS[-1]:
+            by_limit.setdefault(f"{limit:.2g}", []).append(trial.arm.name)
+    if by_limit:
+        found = joined(f"{limit} ({named(names)})" for limit, names in by_limit.items())
+        yield f"- The bytes of a real step alone make it at most so many times as dear as a pseudo step: {found}."
 
 
 def _reservations(one: Comparison) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What the stages of an arm cost, as shares of unshared training: operations, bytes of state, and seconds. Pure.
 
-Shares are of the layers, without the embedding and the head: those are most of a small model with a vocabulary of 4,096
-and little of a large one, and the trials are to speak for large ones. `StageCost` has both parts.
+Shares are of the layers, without the embedding and the head: those are much of a small model, most of its state while
+one block is shared, and little of a large one, and the trials are to speak for large ones. `StageCost` has both parts.
 """
 
 from collections.abc import Callable, Sequence

@@ -54,8 +54,10 @@ def _draw_speed_up(axes: Axes, trial: Trial) -> None:
     means, colour = [one.mean for one in found], _colour(trial.study, trial.arm.name)
     limit = costs.largest_ratio(trial.shares) or RATIOS[-1]
     inside = [ratio for ratio in RATIOS if ratio <= limit]
-    is_bound = any(one.at_most for one in found)
-    label = f"{trial.arm.name} ({'at most' if is_bound else 'at least'})" if _has_bound(found) else trial.arm.name
+    notes = ["at most" if any(one.at_most for one in found) else "at least"] if _has_bound(found) else []
+    if found[0].low is None:
+        notes.append("one seed")
+    label = f"{trial.arm.name} ({', '.join(notes)})" if notes else trial.arm.name
     line, width = "--" if _has_bound(found) else "-", 2.2 if trial.arm.is_primary else 1.2
     axes.plot(inside, means[: len(inside)], color=colour, linestyle=line, linewidth=width, label=label)
     axes.plot(RATIOS[len(inside) - 1 :], means[len(inside) - 1 :], color=colour, linestyle=":", linewidth=width)

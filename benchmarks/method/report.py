@@ -21,21 +21,27 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Bands are intervals. Dashed lines are bounds: a curve has no budget small enough to be read. Dotted parts
-are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take longer than their computing. How
-a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the axis:"""
+_READING = """Bands are intervals; with one seed there is none. Dashed lines are bounds: a curve has no budget small
+enough to be read. Dotted parts are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take
+longer than their computing. How a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the
+axis:"""
 _SETTING = """- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
 - [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
   adaptive trigger, and a state on disk."""
-_MEMORY = """Differences are to unshared training, paired by seed. Shares are of unshared training, and of the layers
+_RATES = """Validation losses of the trainings that choose the peak rates, at half the budget and with a seed of their
+own; the chosen rate's in bold. An arm that is not listed takes the rate of another one."""
+_MEMORY = """Losses are means over the seeds that an arm has; arms with different seeds are compared by the difference
+alone, which is to unshared training and paired by seed. Shares are of unshared training, and of the layers
 alone. A layer's state is its float32 master weights and two moments. Memory is the growth of the process in the
 decays, so in the last stage; the first stage of a delinked arm takes as much as the arm that shares throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
     """Write the page, its pictures beside it in images/, and the evidence."""
-    found, drawn, images = trials(results, scale=scale_of(results)), marks(), report.parent / "images"
-    if compared := leading(comparisons(found)):
+    found, images = trials(results, scale=scale_of(results)), report.parent / "images"
+    compared = leading(comparisons(found))
+    drawn = marks() if compared else []
+    if compared:
         pictures.draw_decision(compared, drawn, images / "method.svg")
     if found:
         pictures.draw_curves(found, images / "method-curves.svg")
@@ -60,7 +66,7 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         "## Limits",
         "\n".join(_limits(results, scale)),
         "## Peak rates",
-        "Validation loss on the other text, by rate; the chosen rate's in bold.",
+        _RATES,
         tables.rates(results, scale),
         *_losses(found, compared),
         "## The worth of a repeated block",
@@ -175,7 +181,8 @@ def _lines(slopes: dict[Study, dict[str, Trend | str]]) -> dict[Study, dict[str,
 def _dates(results: Sequence[Result]) -> Iterator[str]:
     if results:
         dates, commits = sorted({r.date for r in results}), sorted({r.commit for r in results})
+        days = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
         yield (
-            f"Written by `make bench-method`. Trained from {dates[0]} to {dates[-1]}, at {joined(commits)}. All figures"
-            f" are in [data/{RESULTS.name}](data/{RESULTS.name})."
+            f"Written by `make bench-method`. Trained {days}, at {joined(commits)}. All figures are in"
+            f" [data/{RESULTS.name}](data/{RESULTS.name})."
         )

@@ -69,12 +69,18 @@ def compared(
     """Yield the runs of a size whose rate is chosen, seed by seed. `chosen`: `tuned_as` -> peak rate."""
     for seed in range(max(size.seeds, arms.OTHER_SEEDS)):
         for arm in scale.arms[study]:
-            seeds = size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
             rate = chosen[arm.tuned_as]
-            if seed < seeds and rate is not None and (not arm.width or size.width in arm.width):
+            if seed < seeds_of(arm, size) and rate is not None:
                 yield Planned(
                     role, Run(study, arm, size.width, seed, rate, scale.text, scale=scale), scale.budgets or arm.budgets
                 )
+
+
+def seeds_of(arm: Arm, size: Size) -> int:
+    """Return the seeds that the plan has of an arm at a size."""
+    if arm.width and size.width not in arm.width:
+        return 0
+    return size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
 
 
 def rate_of(study: Study, arm: Arm, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from math import isfinite
 
-from benchmarks.method import arms, costs
+from benchmarks.method import costs
 from benchmarks.method.analysis import RATIOS, Comparison, Trial, Verdict, comparisons, leading, ranges
-from benchmarks.method.arms import REGISTERED, Scale, Study
+from benchmarks.method.arms import LAYERS, REGISTERED, Scale, Study
 from benchmarks.method.costs import Price, stage_cost
 from benchmarks.method.intervals import Estimate
 from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
@@ -88,16 +88,16 @@ def _rate_cell(loss: float | None, is_chosen: bool) -> str:
 
 def losses(trials: Sequence[Trial]) -> str:
     """Return losses and paired differences of the trials of one study and width."""
-    budgets = [f"{percent(budget)} of the tokens" for budget in arms.BUDGETS]
-    head = ["arm", *budgets, "difference at equal tokens", "at equal operations", "at equal bytes",
-            f"at equal seconds, ratio {EQUAL_RATIO}", "seeds"]  # fmt: skip
+    budgets = sorted({budget for trial in trials for budget in trial.scale.budgets or trial.arm.budgets})
+    head = ["arm", *(f"{percent(budget)} of the tokens" for budget in budgets), "difference at equal tokens",
+            "at equal operations", "at equal bytes", f"at equal seconds, ratio {EQUAL_RATIO}", "seeds"]  # fmt: skip
     rows = []
     for trial in trials:
         curve = trial.mean_curve
         by_budget = {
             round(tokens / curve.full, 2): loss for tokens, loss in zip(curve.tokens, curve.losses, strict=True)
         }
-        shown = [f"{by_budget[b]:.4f}" if b in by_budget else "–" for b in arms.BUDGETS]
+        shown = [f"{by_budget[b]:.4f}" if b in by_budget else "–" for b in budgets]
         is_reference = trial.kind == "unshared"
         prices: tuple[Price, ...] = (costs.by_flops, costs.by_bytes, costs.by_seconds(EQUAL_RATIO))
         equal = [trial.difference(), *map(trial.difference_at_equal, prices)]
@@ -157,7 +157,7 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
     if own is None:
         return text
-    tokens, layers = max(curve.full for curve in own.trials[0].unshared.values()), arms.DENSE[0].stages[-1].layers
+    tokens, layers = max(curve.full for curve in own.trials[0].unshared.values()), LAYERS["dense"]
     rows = []
     for ratio in _SHOWN_RATIOS:
         measured = moments(own.trials, ratio)

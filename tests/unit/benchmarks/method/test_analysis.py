@@ -1,5 +1,7 @@
 """The registered comparison: pairs, verdicts per token and in seconds."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.method import costs
@@ -14,7 +16,7 @@ from benchmarks.method.analysis import (
     ranges,
     trials,
 )
-from benchmarks.method.arms import ARMS
+from benchmarks.method.arms import ARMS, REGISTERED, Size, Study
 from benchmarks.method.results import Result
 from tests.unit.benchmarks.method.support.samples import RATE, arm, curve, rates, row
 
@@ -167,7 +169,7 @@ class TestInSeconds:
         assert found.in_seconds(trial, 1) == "no"
 
     def test_below_a_small_model_is_no(self) -> None:
-        """Nine sixteenths of the weights make it faster, although it ends 0.2 above."""
+        """Its fewer operations make it faster, although it ends 0.2 above."""
         found = compared(unshared(), rows("delinked at 30 %", 0), rows("small model", 0.2))
         assert found.in_seconds(one(found, "delinked at 30 %"), 1) == "no"
         assert found.missing_controls[0] == "shared throughout"
@@ -228,16 +230,24 @@ def test_missing_controls_are_named() -> None:
 
 
 def test_the_page_answers_from_the_largest_complete_size() -> None:
-    """Both sizes have 5 seeds of the primary arms in the plan."""
+    """Two sizes of all arms, each with 5 seeds of the primary ones."""
+    sizes: dict[Study, tuple[Size, ...]] = {
+        "dense": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5, all_arms=True), Size(32, seeds=5))
+    }
+    scale = replace(REGISTERED, sizes=sizes)
     names = [one.name for one in ARMS["dense"] if one.is_primary]
 
     def size(width: int, seeds: int) -> list[Result]:
         return [r for name in names for seed in range(seeds) for r in curve("dense", name, seed, UNSHARED, width)]
 
-    for larger, expected in ((4, 16), (5, 24)):
-        found = leading(comparisons(trials([*size(16, 5), *size(24, larger)])))
-        assert [one.width for one in found] == [expected]
-    assert [one.width for one in leading(comparisons(trials(size(24, 2))))] == [24]
+    def chosen(*rows: list[Result]) -> list[int]:
+        found = trials([one for group in rows for one in group], scale=scale)
+        return [one.width for one in leading(comparisons(found))]
+
+    assert chosen(size(16, 5), size(24, 4)) == [16]
+    assert chosen(size(16, 5), size(24, 5)) == [24]
+    assert chosen(size(16, 2), size(24, 2)) == [24]
+    assert chosen(size(16, 5), size(24, 5), size(32, 5)) == [24], "size 32 has not all arms in the plan"
 
 
 def test_losses_at_equal_operations_follow_the_plans_shares() -> None:

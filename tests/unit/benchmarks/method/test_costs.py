@@ -1,4 +1,4 @@
-"""Operations, bytes and prices of stages. Hand-counted: width H, sequences of T = 128 tokens, 4,096 rows of vocabulary.
+"""Operations, bytes and prices of stages. Hand-counted: width H, sequences of T = 128 tokens, 512 rows of vocabulary.
 
 A dense layer has 4 H² weights in attention and 8 H² in the MLP, and two norms of H. A token's forward pass takes two
 operations for each weight, and 2 H T for scores and values of the half of the tokens before it; backward twice as much.
@@ -22,9 +22,9 @@ def total(study: Study, name: str, price: costs.Price, width: int = 24) -> float
 def test_a_dense_stage_is_counted_as_by_hand(width: int) -> None:
     found = costs.stage_cost("dense", width, arm("dense", "unshared").stages[0])
     assert found.flops == 3 * 12 * (2 * 12 * width**2 + 2 * width * T)
-    assert found.head_flops == 3 * 2 * width * 4096
+    assert found.head_flops == 3 * 2 * width * 512
     assert found.state_bytes == 12 * 12 * (12 * width**2 + 2 * width)
-    assert found.embedding_bytes == 12 * (4096 * width + width)
+    assert found.embedding_bytes == 12 * (512 * width + width)
 
 
 def test_a_shared_stage_computes_as_much_and_has_the_state_of_its_blocks() -> None:
@@ -105,12 +105,22 @@ def test_a_stage_with_many_operations_and_few_bytes_costs_operations_first() -> 
 
 
 def test_a_small_model_costs_its_own_width_throughout() -> None:
-    """Width 16 of 24. Operations per token are 24 H² + 2 H T in a layer."""
-    flops = (24 * 16**2 + 2 * 16 * T) / (24 * 24**2 + 2 * 24 * T)
-    state = (12 * 16**2 + 32) / (12 * 24**2 + 48)
+    """Width 10 of 24. Operations per token are 24 H² + 2 H T in a layer."""
+    flops = (24 * 10**2 + 2 * 10 * T) / (24 * 24**2 + 2 * 24 * T)
+    state = (12 * 10**2 + 20) / (12 * 24**2 + 48)
     assert total("dense", "small model", by_flops) == pytest.approx(flops)
     assert total("dense", "small model", by_seconds(1)) == pytest.approx(flops)
     assert total("dense", "small model", by_seconds(20)) == pytest.approx(state)
+
+
+def test_a_small_model_has_the_bytes_of_the_pseudo_phase_with_the_embedding() -> None:
+    """The plan's words. One block of width 24: 12 H² + 2 H, beside 513 H of embedding and norm: 19,272 in all. Of width
+    10: 12 times 12 H² + 2 H, beside 513 H."""
+    pseudo = costs.stage_cost("dense", 24, arm("dense", "delinked at 30 %").stages[0])
+    small = costs.stage_cost("dense", arm("dense", "small model").width[24], arm("dense", "small model").stages[0])
+    assert pseudo.state_bytes + pseudo.embedding_bytes == 12 * 19_272
+    assert small.state_bytes + small.embedding_bytes == 12 * (12 * 1220 + 5130)
+    assert small.state_bytes + small.embedding_bytes == pytest.approx(12 * 19_272, rel=0.05)
 
 
 def test_bytes_alone_make_a_real_step_as_dear_as_it_has_more_state() -> None:

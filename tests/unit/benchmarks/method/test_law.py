@@ -77,9 +77,9 @@ def test_too_few_data_are_said_in_a_sentence(given: list[Point], sentence: str) 
 def test_points_are_those_of_the_dense_arms_that_share_throughout() -> None:
     losses = (3.2, 3.1, 3.0)
     names = ("unshared", "shared throughout", "4 blocks throughout", "delinked at 30 %", "small model")
-    rows = [one for name in names for one in curve("dense", name, 0, losses)]
+    rows = [one for name in names for one in curve("dense", name, 0, losses, width=24)]
     found = points_of(trials([*rows, *curve("experts", "experts shared throughout", 0, losses)]))
-    assert {(point.uses, point.parameters) for point in found} == {(1, 36_864), (3, 12_288), (12, 3_072)}
+    assert {(point.uses, point.parameters) for point in found} == {(1, 82_944), (3, 27_648), (12, 6_912)}
     assert len(found) == 9
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.method import pictures, tables
+from benchmarks.method import pictures, report, tables
 from benchmarks.method.analysis import comparisons, leading, trials
-from benchmarks.method.arms import ARMS, BUDGETS, Study
+from benchmarks.method.arms import ARMS, BUDGETS, EARLY_BUDGETS, REGISTERED, Study
 from benchmarks.method.evidence import evidence
 from benchmarks.method.law import Fit, Law
 from benchmarks.method.marks import Mark, planned
-from benchmarks.method.report import document
+from benchmarks.method.report import document, write_report
 from benchmarks.method.results import Result
 from benchmarks.method.trend import Trend, samples_of, trend
-from tests.unit.benchmarks.method.support.samples import curve, rates
+from tests.unit.benchmarks.method.support.samples import HIGHEST, LOWEST, RATE, WIDTH, curve, rates, row
 
 MARKS = [Mark("dense", "a machine", 5.2, "measured", "a source"), Mark("dense", "another", 0.8, "predicted", "a plan")]
 OFFSETS = {"unshared": 0.0, "delinked at 30 %": 0.1, "grown from 4 layers at 30 %": -0.1, "shared throughout": 0.15}
@@ -50,8 +50,10 @@ class TestAnswers:
     def test_numbers_are_those_of_the_results(self) -> None:
         text = document(results(3), MARKS)
         assert cells(text, "delinked at 30 %", 3)[0].startswith("+0.1010 (+0.0985 to +0.1035)")
-        # 0.1 above: unshared training has the loss halfway, in logarithms, between 0.75 and 1.
-        assert cells(text, "delinked at 30 %", 1)[0].startswith("0.86 (")
+        # 0.101 above: unshared training has the loss just over halfway, in logarithms, between 1 and 0.75. Budgets are
+        # whole steps, so their ratio differs from 0.75 a little.
+        speed_up = float(cells(text, "delinked at 30 %", 1)[0].partition(" (")[0])
+        assert speed_up == pytest.approx(0.75**0.505, abs=0.006)
 
     def test_one_seed_has_no_interval(self) -> None:
         text = document(results(1), MARKS)
@@ -83,6 +85,32 @@ class TestAnswers:
         assert cells(text, "shared throughout", 1)[0] == "at most 0.50"
         assert re.search(r"Highest mean speed-up in seconds: \*grown from 4 layers at 30 %\* at ratios 1 to 20\.", text)
 
+    def test_an_undecided_delinked_arm_is_open_and_not_below(self) -> None:
+        text = document(results(1), MARKS)
+        assert "**no delinked arm is shown to lie above unshared training and all controls" in text
+        assert "; open: *delinked at 30 %* at ratios 1 to 20." in text
+
+    def test_without_a_delinked_arm_seconds_are_open(self) -> None:
+        text = document([one for one in results(3) if one.role == "tuning" or "delinked" not in one.arm], MARKS)
+        assert "- In seconds: **open: no delinked arm and unshared training have a seed in common yet**." in text
+
+    def test_answers_are_provisional_while_seeds_are_missing(self) -> None:
+        """The plan has 5 seeds of primary arms and 3 of the others at the size that has all arms."""
+        text = document(results(3), MARKS)
+        provisional = next(line for line in text.splitlines() if line.startswith("- **Provisional**"))
+        assert "*delinked at 30 %* 3 of 5" in provisional
+        assert "*4 blocks, delinked at 30 %* 0 of 5" in provisional
+        assert "*small model* 0 of 3" in provisional
+        assert "*shared throughout*" not in provisional
+        plan = [(one.name, 5 if one.is_primary else 3) for one in ARMS["dense"]]
+        whole = [row for name, seeds in plan for seed in range(seeds) for row in curve("dense", name, seed, (3, 2, 1))]
+        assert "Provisional" not in document([*rates("dense"), *whole], MARKS)
+
+    def test_ratios_that_bytes_alone_cannot_make_are_said(self) -> None:
+        """One block of 12 has a twelfth of the bytes, 4 blocks a third."""
+        text = document([*results(3), *curve("dense", "4 blocks throughout", 0, (3.4, 3.2, 3.1))], MARKS)
+        assert "dear as a pseudo step: 3 (*4 blocks throughout*), 12 (*shared throughout*, *delinked at 30 %*)." in text
+
 
 class TestPartialData:
     def test_without_results_all_is_open_and_nothing_is_trained(self) -> None:
@@ -103,14 +131,28 @@ class TestPartialData:
         grown = "grown from 4 layers at 30 %"
         rows = [one for one in results(3) if (one.arm, one.seed, one.budget) != (grown, 1, BUDGETS[1])]
         text = document(rows, MARKS)
-        assert f"| dense | 16 | {grown} | seed 1 at 75 %, seed 3, seed 4 |" in text
-        assert "| dense | 16 | shared throughout |" not in text.partition("## Not trained")[2]
+        assert f"| dense | {WIDTH} | {grown} | seed 1 at 75 %, seed 3, seed 4 |" in text
+        assert f"| dense | {WIDTH} | shared throughout |" not in text.partition("## Not trained")[2]
         assert "| experts | all | unshared | its peak rate is not chosen yet |" in text
 
     def test_of_a_rates_choice_the_rates_are_named_that_are_not_tried(self) -> None:
-        text = tables.not_trained(rates("dense", {0.008: 4.2, 0.016: 4.0}))
-        assert "| dense | 16 | unshared | rate 0.032 |" in text
-        assert "| experts | 16 | unshared | rate 0.008, rate 0.016, rate 0.032 |" in text
+        text = tables.not_trained(rates("dense", {LOWEST: 4.2, RATE: 4.0}))
+        assert f"| dense | {WIDTH} | unshared | rate {HIGHEST:g} |" in text
+        assert f"| experts | {WIDTH} | unshared | rate {LOWEST:g}, rate {RATE:g}, rate {HIGHEST:g} |" in text
+
+    def test_early_budgets_of_unshared_training_stand_in_the_table_of_losses(self) -> None:
+        early = [row("dense", "unshared", 0, budget, 3.5 - budget) for budget in EARLY_BUDGETS]
+        text = document([*results(1), *early], MARKS).partition("## Losses")[2]
+        assert cells(text, "arm", 1)[0] == f"{100 * EARLY_BUDGETS[0]:.0f} % of the tokens"
+        assert cells(text, "unshared", 1)[0] == f"{3.5 - EARLY_BUDGETS[0]:.4f}"
+        assert cells(text, "delinked at 30 %", 1)[0] == "–"
+
+    def test_the_page_of_rates_alone_needs_no_pictures_and_no_plans(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(report, "marks", lambda: pytest.fail("plans take half a minute, and nothing shows them"))
+        write_report(rates("dense")[:2], tmp_path / "page.md", tmp_path / "evidence.json")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence.json", "page.md"]
 
     def test_whole_budgets_on_other_parts_of_the_text_are_a_limit(self) -> None:
         same, other = (
@@ -122,30 +164,30 @@ class TestPartialData:
 
     def test_a_diverged_run_is_named(self) -> None:
         rows = [*results(3), *curve("dense", "delinked at 50 %", 0, (3.4, 3.2, float("nan")))]
-        assert "- Diverged, and left out: dense, width 16, delinked at 50 %, seed 0, rate 0.016." in document(
-            rows, MARKS
-        )
+        where = f"dense, width {WIDTH}, delinked at 50 %, seed 0, rate {RATE:g}"
+        assert f"- Diverged, and left out: {where}." in document(rows, MARKS)
 
     def test_a_run_far_above_the_others_is_named_and_counts(self) -> None:
         """Seeds are whole nats apart in these rows, so all of one seed."""
         rows = [*results(1), *curve("dense", "delinked at 50 %", 0, (3.4, 3.2, 4.5))]
         text = document(rows, MARKS)
         assert (
-            "nat above the median of their size and budget, and not left out: dense, width 16, delinked at 50" in text
+            f"nat above the median of their size and budget, and not left out: dense, width {WIDTH}, delinked at 50"
+            in text
         )
-        assert cells(text, "delinked at 50 %", 3)[0].strip() == "4.5000"
+        assert cells(text, "delinked at 50 %", len((*EARLY_BUDGETS, *BUDGETS)))[0].strip() == "4.5000"
         assert "above the median" not in document(results(1), MARKS)
 
 
 def test_every_tried_rate_is_shown_and_the_chosen_one_is_bold() -> None:
-    tried = {0.008: 4.2, 0.016: 4.0, 0.032: float("nan")}
+    tried = {LOWEST: 4.2, RATE: 4.0, HIGHEST: float("nan")}
     text = tables.rates(rates("dense", tried))
-    assert "| dense | 16 | unshared | 4.2000 | **4.0000** | diverged | 0.016 |" in text
+    assert f"| dense | {WIDTH} | unshared | 4.2000 | **4.0000** | diverged | {RATE:g} |" in text
 
 
 def test_rates_at_the_edge_are_not_chosen() -> None:
-    text = tables.rates(rates("dense", {0.008: 4.2, 0.016: 4.1, 0.032: 4.0}))
-    assert "| dense | 16 | unshared | 4.2000 | 4.1000 | 4.0000 | not finished |" in text
+    text = tables.rates(rates("dense", {LOWEST: 4.2, RATE: 4.1, HIGHEST: 4.0}))
+    assert f"| dense | {WIDTH} | unshared | 4.2000 | 4.1000 | 4.0000 | not finished |" in text
 
 
 def test_phi_is_held_against_the_published_value() -> None:
@@ -162,7 +204,9 @@ class TestEvidence:
         found = {one["arm"]: one for one in evidence(trials(results(3)))["trials"]}
         assert set(found) == set(OFFSETS) - {"unshared"}
         one = found["delinked at 30 %"]
-        assert (one["study"], one["width"], one["parameters"], one["tokens"]) == ("dense", 16, 36_864, 737_280)
+        # 12 layers of 4 H² in attention and 8 H² in the MLP.
+        assert (one["study"], one["width"], one["parameters"]) == ("dense", WIDTH, 12 * 12 * WIDTH**2)
+        assert one["tokens"] == max(row.tokens for row in results(3) if row.role == "compared")
         assert one["seeds"] == 3
         assert one["stages"] == [
             {"until": 0.3, "layers": 12, "blocks": 1, "sharesExperts": False, "experts": None},
@@ -189,8 +233,15 @@ class TestPictures:
             assert name in text
         assert "another" not in text
 
+    def test_a_line_of_one_seed_says_so(self, tmp_path: Path) -> None:
+        pictures.draw_decision(leading(comparisons(trials(results(1)))), MARKS, tmp_path / "a.svg")
+        assert "delinked at 30 % (one seed)" in (tmp_path / "a.svg").read_text()
+        pictures.draw_decision(leading(comparisons(trials(results(2)))), MARKS, tmp_path / "a.svg")
+        assert "one seed" not in (tmp_path / "a.svg").read_text()
+
     def test_curves_and_trends_name_their_arms(self, tmp_path: Path) -> None:
-        rows = [*results(2), *(one.model_copy(update={"width": 24}) for one in results(2))]
+        other = next(size.width for size in REGISTERED.sizes["dense"] if size.width != WIDTH)
+        rows = [*results(2), *(one.model_copy(update={"width": other}) for one in results(2))]
         found = trials(rows)
         pictures.draw_curves(found, tmp_path / "curves.svg")
         line = trend(samples_of(found, "delinked at 30 %"))

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable, Mapping
 
-from benchmarks.method.arms import ARMS, BUDGETS, FIRST_RATES, Arm, Study, full_steps
+from benchmarks.method.arms import ARMS, BUDGETS, REGISTERED, TUNED_FRACTION, TUNING_SEED, Arm, Study, full_steps
 from benchmarks.method.results import Result, Role
 
-RATE = FIRST_RATES[1]
+LOWEST, RATE, HIGHEST = REGISTERED.first_rates
+"""Peak rates that are tried first."""
+WIDTH = REGISTERED.tuned_width
+"""Width at which rates are chosen and all arms trained."""
 
 
 def arm(study: Study, name: str) -> Arm:
     return next(arm for arm in ARMS[study] if arm.name == name)
 
 
-def row(study: Study, name: str, seed: int, budget: float, loss: float, width: int = 16, rate: float = RATE) -> Result:
+def row(
+    study: Study, name: str, seed: int, budget: float, loss: float, width: int = WIDTH, rate: float = RATE
+) -> Result:
     return result(study, "compared", name, seed, budget, loss, width, rate)
 
 
@@ -29,7 +34,7 @@ def result(
         rate=rate,
         budget=budget,
         steps=steps,
-        tokens=2048 * steps,
+        tokens=REGISTERED.tokens_of_a_step * steps,
         loss=loss,
         validation_tokens=250_000,
         seconds_per_step=0.1,
@@ -39,16 +44,16 @@ def result(
     )
 
 
-def curve(study: Study, name: str, seed: int, losses: Iterable[float], width: int = 16) -> list[Result]:
-    """Return the rows of an arm with one seed, one loss for each budget."""
+def curve(study: Study, name: str, seed: int, losses: Iterable[float], width: int = WIDTH) -> list[Result]:
+    """Return the rows of an arm with one seed, one loss for each of the budgets that all arms have."""
     return [row(study, name, seed, budget, loss, width) for budget, loss in zip(BUDGETS, losses, strict=True)]
 
 
 def rates(study: Study, losses: Mapping[float, float] | None = None) -> list[Result]:
     """Return the choice of all rates of a study; without `losses`, of RATE."""
-    tried = losses or {rate: 4.0 + abs(rate - RATE) for rate in FIRST_RATES}
+    tried = losses or {rate: 4.0 + abs(rate - RATE) for rate in REGISTERED.first_rates}
     return [
-        result(study, "tuning", one.name, 100, 0.5, loss, 16, rate)
+        result(study, "tuning", one.name, TUNING_SEED, TUNED_FRACTION, loss, WIDTH, rate)
         for one in ARMS[study]
         if one.tuned_as == one.name
         for rate, loss in tried.items()
