@@ -161,7 +161,7 @@ def test_their_page_is_written_by_the_rules_of_the_registered_one(tmp_path: Path
     written = CliRunner().invoke(main, ["report", "--results", str(tmp_path / "dense.csv"), "--page", str(page)])
     assert written.exit_code == 0, written.output
     text = page.read_text()
-    assert "**Dense, 84,934,656 parameters, 1,698,693,120 tokens:**" in text
+    assert "**Dense, 84,934,656 parameters without the embedding, 1,698,693,120 tokens:**" in text
     assert "- **Faster per token**: *grown from 4 layers at 30 %*." in text
     assert "bfloat16 on H100." in text
     assert "Everything that the plan asks for is trained." in text
