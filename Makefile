@@ -169,7 +169,7 @@ release: .venv/tools sbom ## Make dist/: wheels, charts, images, install.yaml, k
 	  $(BASE:%=--base %) $(URL:%=--url %) $(HOMEPAGE:%=--homepage %) $(SOURCE:%=--source %)
 
 .PHONY: gpu-bundle gpu-report
-gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
+gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests, benchmark and the trials at 124 M for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle
 gpu-report: .venv/tools ## Write the GPU section of docs/benchmarks.md from RESULTS=gpu-bench.json
 	@$(BIN)/python -m benchmarks.gpu.report $(RESULTS)
@@ -234,10 +234,15 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks.md
 	@$(BIN)/python -m benchmarks.moe $(ONLY:%=--only %)
 
+# QUICK=1: ten minutes of trials beside the registered results.
 .PHONY: bench-method
 bench-method: venv ## Train the arms of docs/method-plan.md that are not trained yet (days on two cores); writes docs/method.md
+ifdef QUICK
+	@$(BIN)/python -m benchmarks.method.quick
+else
 	@$(BIN)/python -m benchmarks.method train
 	@$(BIN)/python -m benchmarks.method report
+endif
 
 # UPGRADE= keeps the versions that there are, and adds only what pyproject.toml names anew.
 UPGRADE = --upgrade

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Literal
 
 from benchmarks.method import costs
-from benchmarks.method.arms import ARMS, BUDGETS, SIZES, Arm, Study, parameters
+from benchmarks.method.arms import BUDGETS, REGISTERED, Arm, Scale, Study, parameters
 from benchmarks.method.costs import Price, Share, Spending
 from benchmarks.method.curves import Curve, Meeting, difference_at_equal_cost, mean_curve, meeting
 from benchmarks.method.intervals import Estimate, estimate
@@ -57,6 +57,7 @@ class Trial:
     peak_bytes: float
     """Median growth of resident memory in the decays."""
     seconds_per_step: float
+    scale: Scale = REGISTERED
 
     @property
     def kind(self) -> Kind:
@@ -68,7 +69,7 @@ class Trial:
 
     @cached_property
     def shares(self) -> list[Share]:
-        return costs.shares(self.study, self.width, self.arm)
+        return costs.shares(self.study, self.width, self.arm, self.scale)
 
     @cached_property
     def paired(self) -> list[tuple[Curve, Curve]]:
@@ -113,27 +114,27 @@ class Trial:
         return costs.spending(self.shares, price)
 
 
-def trials(results: Sequence[Result], role: Role = "compared") -> list[Trial]:
+def trials(results: Sequence[Result], role: Role = "compared", scale: Scale = REGISTERED) -> list[Trial]:
     """Return what has been trained, in the order of the plan: sizes of each study, then arms.
 
     A curve counts if it has the full budget and a finite loss there.
     """
     found = []
-    for study, sizes in SIZES.items():
+    for study, sizes in scale.sizes.items():
         for size in sizes:
-            of_arm = {arm.name: _rows(study, size.width, arm, results, role) for arm in ARMS[study]}
+            of_arm = {arm.name: _rows(study, size.width, arm, results, role, scale) for arm in scale.arms[study]}
             unshared = _curves(of_arm[costs.unshared(study).name])
-            for arm in ARMS[study]:
+            for arm in scale.arms[study]:
                 if curves := _curves(rows := of_arm[arm.name]):
                     peak, seconds = median(r.peak_bytes for r in rows), median(r.seconds_per_step for r in rows)
-                    found.append(Trial(study, size.width, arm, curves, unshared, peak, seconds))
+                    found.append(Trial(study, size.width, arm, curves, unshared, peak, seconds, scale))
     return found
 
 
-def _rows(study: Study, width: int, arm: Arm, results: Sequence[Result], role: Role) -> list[Result]:
+def _rows(study: Study, width: int, arm: Arm, results: Sequence[Result], role: Role, scale: Scale) -> list[Result]:
     """Return an arm's rows at its chosen rate; at each rate where the choice has not ended, or was another trial's."""
     own = [r for r in results if (r.study, r.role, r.width, r.arm) == (study, role, width, arm.name)]
-    chosen = rate_of(study, arm, results)
+    chosen = rate_of(study, arm, results, scale)
     return [r for r in own if r.rate == chosen] or own
 
 
@@ -169,6 +170,10 @@ class Comparison:
     width: int
     trials: tuple[Trial, ...]
 
+    @property
+    def scale(self) -> Scale:
+        return self.trials[0].scale
+
     def of_kind(self, *kinds: Kind) -> list[Trial]:
         return [trial for trial in self.trials if trial.kind in kinds]
 
@@ -180,14 +185,15 @@ class Comparison:
     def missing_controls(self) -> list[str]:
         """Names of the controls of the plan that are not trained."""
         trained = {trial.arm.name for trial in self.trials}
-        return [arm.name for arm in ARMS[self.study] if kind_of(arm) in CONTROLS and arm.name not in trained]
+        return [arm.name for arm in self.scale.arms[self.study] if kind_of(arm) in CONTROLS and arm.name not in trained]
 
     @property
     def is_complete(self) -> bool:
         """True if all arms that carry the conclusion have the seeds of the plan."""
-        size = next(size for size in SIZES[self.study] if size.width == self.width)
+        size = next(size for size in self.scale.sizes[self.study] if size.width == self.width)
         seeds = {trial.arm.name: len(trial.paired) for trial in self.trials}
-        primary = [arm for arm in ARMS[self.study] if arm.is_primary and arm is not costs.unshared(self.study)]
+        known = self.scale.arms[self.study]
+        primary = [arm for arm in known if arm.is_primary and arm is not costs.unshared(self.study)]
         return all(seeds.get(arm.name, 0) >= size.seeds for arm in primary)
 
     def per_token(self, trial: Trial) -> Verdict:
@@ -241,7 +247,7 @@ def leading(compared: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparison of each study from which the page answers: the largest complete size that has all arms, or
     the first such size while none is complete."""
     found = []
-    for study, sizes in SIZES.items():
+    for study, sizes in (compared[0].scale if compared else REGISTERED).sizes.items():
         own = {one.width: one for one in compared if one.study == study}
         whole = [own[size.width] for size in sizes if size.all_arms and size.width in own]
         if whole:

@@ -1,7 +1,7 @@
 """The registered arms of docs/method-plan.md: which layers and blocks train when. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Study = Literal["dense", "experts"]
@@ -59,7 +59,7 @@ TUNING_SEED = 100
 """Seed that chooses the peak rates; no compared run has it."""
 TUNED_FRACTION = 0.5
 """Budget of the runs that choose peak rates, as a fraction of the full one."""
-FIRST_RATES = (8e-3, 16e-3, 32e-3)
+FIRST_RATES = (4e-3, 8e-3, 16e-3)
 """Peak rates that are tried first; while the best one is at the edge, the next one beyond, by a factor of 2."""
 
 BUDGETS = (0.5, 0.75, 1.0)
@@ -71,17 +71,21 @@ DECAY = 0.2
 TOKENS_PER_PARAMETER = 20
 SEQUENCE, SEQUENCES = 128, 16
 TOKENS_OF_A_STEP = SEQUENCE * SEQUENCES
-VOCABULARY = 4096
+VOCABULARY = 512
 WARMUP = 0.1
 """Share of the full budget in which the rate rises."""
 HEAD_SIZE = 8
 
 
-def _dense(until: float, layers: int = 12, blocks: int | None = None) -> Stage:
+LAYERS: dict[Study, int] = {"dense": 12, "experts": 6}
+"""Layers of the real phase."""
+
+
+def _dense(until: float, layers: int = LAYERS["dense"], blocks: int | None = None) -> Stage:
     return Stage(until, layers, layers if blocks is None else blocks)
 
 
-def _mixture(until: float, layers: int = 6, blocks: int | None = None, **more: Any) -> Stage:
+def _mixture(until: float, layers: int = LAYERS["experts"], blocks: int | None = None, **more: Any) -> Stage:
     return Stage(until, layers, layers if blocks is None else blocks, experts=more.pop("experts", 8), **more)
 
 
@@ -98,7 +102,7 @@ DENSE = (
     Arm("1, 4, 12 blocks", (_dense(0.1, blocks=1), _dense(0.3, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
     Arm("grown from 4 layers at 30 %", (_dense(0.3, 4), _REAL), "grown from 4 layers at 30 %", is_primary=True),
     Arm("grown from 1 layer at 50 %", (_dense(0.5, 1), _REAL), "grown from 1 layer at 50 %"),
-    Arm("small model", (_REAL,), UNSHARED, width={16: 12, 24: 16}),
+    Arm("small model", (_REAL,), UNSHARED, width={24: 10}),
 )
 EXPERTS = (
     Arm(UNSHARED, (_EXPERTS,), UNSHARED, is_primary=True),
@@ -123,39 +127,116 @@ EXPERTS = (
 )
 ARMS: dict[Study, tuple[Arm, ...]] = {"dense": DENSE, "experts": EXPERTS}
 
-TUNED_WIDTH = 16
+TUNED_WIDTH = 24
 SIZES: dict[Study, tuple[Size, ...]] = {
-    "dense": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
-    "experts": (Size(16, seeds=5, all_arms=True), Size(24, seeds=5, all_arms=True), Size(32, seeds=3)),
+    "dense": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=5)),
+    "experts": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=5)),
 }
 """Sizes, in the order in which they are trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Arms with the sizes of their models, batches and budgets. The defaults are the registered ones."""
+
+    arms: Mapping[Study, tuple[Arm, ...]] = field(default_factory=lambda: ARMS)
+    sizes: Mapping[Study, tuple[Size, ...]] = field(default_factory=lambda: SIZES)
+    tuned_width: int = TUNED_WIDTH
+    budgets: tuple[float, ...] | None = None
+    """Budgets of all arms; None: those of each arm."""
+    first_rates: tuple[float, ...] = FIRST_RATES
+    tokens_per_parameter: float = TOKENS_PER_PARAMETER
+    sequence: int = SEQUENCE
+    sequences: int = SEQUENCES
+    micro_batches: int = 1
+    vocabulary: int = VOCABULARY
+    head_size: int = HEAD_SIZE
+    precision: Literal["float32", "bfloat16"] = "float32"
+    text: str = "kernel"
+    """Folder of the text that arms are compared on."""
+    tuning_text: str = "kernel-tuning"
+    """Folder of the text that peak rates are chosen on."""
+    names_tokenizer: bool = True
+    """True if jobs name the tokenizer beside their text; measuring needs the token files alone."""
+
+    @property
+    def tokens_of_a_step(self) -> int:
+        return self.sequence * self.sequences
+
+
+REGISTERED = Scale()
+
+
+def _named(study: Study, *names: str) -> tuple[Arm, ...]:
+    return tuple(arm for arm in ARMS[study] if arm.name in names)
+
+
+def _primary(study: Study, *more: str) -> tuple[Arm, ...]:
+    return tuple(arm for arm in ARMS[study] if arm.is_primary or arm.name in more)
+
+
+QUICK = Scale(
+    arms={"dense": _named("dense", UNSHARED, "shared throughout", "delinked at 30 %", "grown from 4 layers at 30 %")},
+    sizes={"dense": (Size(16, seeds=2, all_arms=True),)},
+    budgets=(1.0,),
+)
+"""Trials of ten minutes: the smallest registered size, at the registered rates."""
+
+GPU = Scale(
+    arms={"dense": _primary("dense", "shared throughout"), "experts": _primary("experts")},
+    sizes={"dense": (Size(768, seeds=3, all_arms=True),), "experts": (Size(768, seeds=3, all_arms=True),)},
+    tuned_width=768,
+    first_rates=(6e-4, 1.2e-3, 2.4e-3),
+    sequence=1024,
+    sequences=256,
+    micro_batches=8,
+    head_size=64,
+    precision="bfloat16",
+    names_tokenizer=False,
+)
+"""Trials on a GPU, on a text of the user: layers of GPT-2's size, 124 M parameters with its vocabulary. With experts
+223 M, of which a token passes 95 M."""
+
+TINY = replace(
+    GPU,
+    sizes={"dense": (Size(16, seeds=1, all_arms=True),), "experts": (Size(16, seeds=1, all_arms=True),)},
+    tuned_width=16,
+    budgets=(1.0,),
+    first_rates=FIRST_RATES,
+    tokens_per_parameter=0.6,
+    sequence=32,
+    sequences=8,
+    micro_batches=2,
+    head_size=8,
+)
+"""Trials that only try the program."""
 
 
 def parameters(study: Study, width: int) -> int:
     """Return the parameters of a layer's matrices that a token passes, over all layers, without the embedding."""
     attention = 4 * width**2
     if study == "dense":
-        return 12 * (attention + 8 * width**2)
-    return 6 * (attention + EXPERTS_PER_TOKEN * 3 * width * 2 * width)
+        return LAYERS[study] * (attention + 8 * width**2)
+    return LAYERS[study] * (attention + EXPERTS_PER_TOKEN * 3 * width * 2 * width)
 
 
 EXPERTS_PER_TOKEN = 2
 
 
-def full_steps(study: Study, width: int) -> int:
+def full_steps(study: Study, width: int, scale: Scale = REGISTERED) -> int:
     """Return the steps of the full budget."""
-    return round(TOKENS_PER_PARAMETER * parameters(study, width) / TOKENS_OF_A_STEP)
+    return round(scale.tokens_per_parameter * parameters(study, width) / scale.tokens_of_a_step)
 
 
-def model(study: Study, width: int) -> dict[str, Any]:
+def model(study: Study, width: int, scale: Scale = REGISTERED) -> dict[str, Any]:
     """Return spec.model of the real phase."""
     common = {
-        "layers": 12 if study == "dense" else 6,
+        "layers": LAYERS[study],
         "hiddenSize": width,
-        "vocabularySize": VOCABULARY,
+        "vocabularySize": scale.vocabulary,
         "embeddings": "Tied",
-        "attention": {"heads": width // HEAD_SIZE},
-        "sequenceLength": SEQUENCE,
+        "attention": {"heads": width // scale.head_size},
+        "sequenceLength": scale.sequence,
     }
     if study == "dense":
         return common | {"feedForward": {"size": 4 * width}}

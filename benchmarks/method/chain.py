@@ -15,7 +15,7 @@ from pseudoreal_api.names import work_folder
 from pseudoreal_api.spec.job import PseudoRealJob
 
 from benchmarks.method import arms
-from benchmarks.method.arms import Arm, Stage, Study
+from benchmarks.method.arms import REGISTERED, Arm, Scale, Stage, Study
 
 NAME = "method"
 NOISE = "0.1"
@@ -34,6 +34,11 @@ class Run:
     text: str
     fraction: float = 1.0
     """Steps of this run, as a fraction of the full budget; the arm's stages are fractions of these steps."""
+    scale: Scale = REGISTERED
+
+    @property
+    def label(self) -> str:
+        return f"{self.study} {self.width}, {self.arm.name}, seed {self.seed}, rate {self.rate:g}"
 
     @property
     def own_width(self) -> int:
@@ -41,12 +46,16 @@ class Run:
 
     @property
     def steps(self) -> int:
-        return round(self.fraction * arms.full_steps(self.study, self.width))
+        return round(self.fraction * self.full_steps)
+
+    @property
+    def full_steps(self) -> int:
+        return arms.full_steps(self.study, self.width, self.scale)
 
     @property
     def warmup_steps(self) -> int:
         """Steps in which the rate rises, the same at each fraction."""
-        return max(1, round(arms.WARMUP * arms.full_steps(self.study, self.width)))
+        return max(1, round(arms.WARMUP * self.full_steps))
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,14 @@ class Link:
         content = [self.run.text, self.spec("data"), None if self.parent is None else self.parent.key]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
+    @property
+    def begin(self) -> int:
+        return 0 if self.parent is None else self.parent.end
+
+    def ancestry(self) -> "list[Link]":
+        """Return the links that lead to this one, the first one first, and this one."""
+        return [*([] if self.parent is None else self.parent.ancestry()), self]
+
     def job(self, data: str) -> PseudoRealJob:
         """Return the link's job. `data`: folder with the text's tokens."""
         spec = self.spec(data)
@@ -78,14 +95,16 @@ class Link:
         return PseudoRealJob.from_object(body)
 
     def spec(self, data: str) -> dict[str, Any]:
-        model = arms.model(self.run.study, self.run.own_width)
+        scale = self.run.scale
+        model = arms.model(self.run.study, self.run.own_width, scale)
+        tokenizer = {"tokenizer": {"type": "File", "path": f"{data}/tokenizer.json"}} if scale.names_tokenizer else {}
         spec = {
             "model": model,
             "data": {
                 "path": data,
                 "seed": self.run.seed,
                 "sources": [{"name": "text", "path": f"{data}/train"}],
-                "tokenizer": {"type": "File", "path": f"{data}/tokenizer.json"},
+                **tokenizer,
                 # Losses of whole validation sets are measured apart, many windows at a time.
                 "validation": {
                     "everySteps": 1_000_000,
@@ -98,7 +117,7 @@ class Link:
                 "warmupSteps": self.run.warmup_steps,
                 **self._schedule(),
             },
-            "precision": {"compute": "float32"},
+            "precision": {"compute": scale.precision},
             "phases": [self._phase(stage, model) for stage in self.stages],
             "checkpoint": {"everySteps": 1_000_000, "mode": "Sync"},
         }
@@ -114,9 +133,13 @@ class Link:
         phase: dict[str, Any] = {
             "name": stage.name,
             "until": {"step": min(self.end, round(self.run.steps * stage.until))},
-            "batch": {"sequences": arms.SEQUENCES},
+            "batch": {"sequences": self.run.scale.sequences},
             "activations": {"keep": "All"},
         }
+        if self.run.scale.micro_batches > 1:
+            # One micro-batch after the other, so that the activations of one are kept.
+            phase["batch"]["microBatches"] = self.run.scale.micro_batches
+            phase["parallelism"] = {"schedule": "1F1B"}
         if stage.layers != model["layers"]:
             phase["layers"] = stage.layers
         if stage.experts is not None and stage.experts != model["experts"]["count"]:
@@ -146,7 +169,8 @@ def decays(run: Run, budgets: Sequence[float] = arms.BUDGETS) -> list[Link]:
 
 def _leaves(run: Run, last: int) -> set[int]:
     """Return the steps before `last` at which this arm leaves a stage, or an arm that begins alike leaves its first."""
-    alike = [arm for arm in arms.ARMS[run.study] if arm.tuned_as == run.arm.tuned_as and _first(arm) == _first(run.arm)]
+    known = run.scale.arms[run.study]
+    alike = [arm for arm in known if arm.tuned_as == run.arm.tuned_as and _first(arm) == _first(run.arm)]
     fractions = [stage.until for stage in run.arm.stages] + [arm.stages[0].until for arm in alike]
     return {step for fraction in fractions if (step := round(run.steps * fraction)) < last}
 

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.plan.utilisation import step_operations
 
 from benchmarks.method import arms
-from benchmarks.method.arms import Arm, Stage, Study
+from benchmarks.method.arms import REGISTERED, Arm, Scale, Stage, Study
 
 _VECTORS = 3
 """Float32 vectors of an element's state: master weight and two moments."""
@@ -35,16 +35,18 @@ class StageCost:
 
 
 @cache
-def stage_cost(study: Study, width: int, stage: Stage) -> StageCost:
+def stage_cost(study: Study, width: int, stage: Stage, scale: Scale = REGISTERED) -> StageCost:
     """Return the cost of a stage as the trainer counts it: attention to half of the tokens, a token's own experts."""
-    body = arms.model(study, width) | {"layers": stage.layers}
+    body = arms.model(study, width, scale) | {"layers": stage.layers}
     if stage.experts is not None:
         body["experts"] = body["experts"] | {"count": stage.experts}
     model = Model.model_validate(body)
     parts = {"parts": ["Experts"]} if stage.shares_experts else {}
     sharing = Sharing.model_validate({"blocks": stage.blocks} | parts)
-    sizes = Sizes(model, units_of(model, sharing), compute_bytes("float32"), master_bytes("float32"), arms.SEQUENCES)
-    tokens = arms.TOKENS_OF_A_STEP
+    sizes = Sizes(
+        model, units_of(model, sharing), compute_bytes(scale.precision), master_bytes(scale.precision), scale.sequences
+    )
+    tokens = scale.tokens_of_a_step
     head = 3 * 2 * model.hidden_size * model.vocabulary_size
     embedding, *layers = sizes.units
     return StageCost(
@@ -84,12 +86,12 @@ class Spending:
         return sum(span * price for span, price in zip(spans, self.prices, strict=True))
 
 
-def shares(study: Study, width: int, arm: Arm) -> list[Share]:
+def shares(study: Study, width: int, arm: Arm, scale: Scale = REGISTERED) -> list[Share]:
     """Return the arm's stages beside unshared training at this width of the study."""
-    real = stage_cost(study, width, unshared(study).stages[-1])
+    real = stage_cost(study, width, unshared(study).stages[-1], scale)
     found = []
     for stage in arm.stages:
-        own = stage_cost(study, arm.width.get(width, width), stage)
+        own = stage_cost(study, arm.width.get(width, width), stage, scale)
         is_shared = stage.blocks < stage.layers
         found.append(Share(stage.until, own.flops / real.flops, own.state_bytes / real.state_bytes, is_shared))
     return found

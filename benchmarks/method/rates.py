@@ -1,15 +1,16 @@
 """Choice of an arm's peak rate: the best of a grid, which is extended until the best rate is not at its edge. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from benchmarks.method.arms import FIRST_RATES
 
 _FACTOR = 2
 
 
-def next_rates(losses: Mapping[float, float]) -> list[float]:
-    """Return the rates that are still to be tried. `losses`: rate -> validation loss so far; a diverged run has NaN."""
-    missing = [rate for rate in FIRST_RATES if rate not in losses]
+def next_rates(losses: Mapping[float, float], first: Sequence[float] = FIRST_RATES) -> list[float]:
+    """Return the rates that are still to be tried, beginning with `first`. `losses`: rate -> validation loss so far; a
+    diverged run has NaN."""
+    missing = [rate for rate in first if rate not in losses]
     if missing:
         return missing
     best = best_rate(losses)

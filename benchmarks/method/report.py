@@ -4,12 +4,13 @@ Every sentence about results is built from the results by the rules of docs/meth
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.method import arms, costs, pictures, tables
 from benchmarks.method.analysis import FAR, Comparison, Trial, comparisons, diverged, far_above, leading, trials
 from benchmarks.method.answers import answers
-from benchmarks.method.arms import ARMS, SIZES, Study
+from benchmarks.method.arms import ARMS, SIZES, Scale, Study
 from benchmarks.method.evidence import EVIDENCE, write_evidence
 from benchmarks.method.law import fitted, points_of
 from benchmarks.method.marks import Mark, marks
@@ -23,8 +24,7 @@ CHANGES = Path(__file__).with_name("changes.md")
 _READING = """Bands are intervals. Dashed lines are bounds: a curve has no budget small enough to be read. Dotted parts
 are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take longer than their computing. How
 a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the axis:"""
-_SETTING = """- One text, one vocabulary, and one shape of model for each study; float32 on a CPU.
-- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
+_SETTING = """- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
 - [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
   adaptive trigger, and a state on disk."""
 _MEMORY = """Differences are to unshared training, paired by seed. Shares are of unshared training, and of the layers
@@ -34,7 +34,7 @@ decays, so in the last stage; the first stage of a delinked arm takes as much as
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
     """Write the page, its pictures beside it in images/, and the evidence."""
-    found, drawn, images = trials(results), marks(), report.parent / "images"
+    found, drawn, images = trials(results, scale=scale_of(results)), marks(), report.parent / "images"
     if compared := leading(comparisons(found)):
         pictures.draw_decision(compared, drawn, images / "method.svg")
     if found:
@@ -47,7 +47,8 @@ def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Pat
 
 def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
     """Return docs/method.md. `drawn`: marks on the axis of the deciding picture."""
-    found = trials(results)
+    scale = scale_of(results)
+    found = trials(results, scale=scale)
     compared = comparisons(found)
     parts = [
         "# Does pseudo-to-real training pay?",
@@ -57,19 +58,28 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         "The [plan](method-plan.md) was committed before the first compared run.",
         CHANGES.read_text().strip(),
         "## Limits",
-        "\n".join(_limits(results)),
+        "\n".join(_limits(results, scale)),
         "## Peak rates",
         "Validation loss on the other text, by rate; the chosen rate's in bold.",
-        tables.rates(results),
+        tables.rates(results, scale),
         *_losses(found, compared),
         "## The worth of a repeated block",
         tables.fit(fitted(points_of(found)), found),
         *_trend(_trends(found)),
         "## Not trained",
-        tables.not_trained(results),
+        tables.not_trained(results, scale),
         *_dates(results),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def scale_of(results: Sequence[Result]) -> Scale:
+    """Return the scale of the trials: that of a GPU, with the studies trained, by their width."""
+    studies = {r.study for r in results if r.width == arms.GPU.tuned_width}
+    if not studies:
+        return arms.REGISTERED
+    chosen = {study: arms.GPU.arms[study] for study in arms.GPU.arms if study in studies}
+    return replace(arms.GPU, arms=chosen, sizes={study: arms.GPU.sizes[study] for study in chosen})
 
 
 def _decision(compared: Sequence[Comparison], drawn: Sequence[Mark]) -> Iterator[str]:
@@ -79,7 +89,7 @@ def _decision(compared: Sequence[Comparison], drawn: Sequence[Mark]) -> Iterator
         yield tables.marks(drawn)
 
 
-def _limits(results: Sequence[Result]) -> Iterator[str]:
+def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
     compared = [r for r in results if r.role == "compared"]
     if compared:
         largest, most = max(arms.parameters(r.study, r.width) for r in compared), max(r.tokens for r in compared)
@@ -93,6 +103,8 @@ def _limits(results: Sequence[Result]) -> Iterator[str]:
                 " equal tokens compare, but the slope of a curve between two budgets has an error that all seeds share,"
                 " and that no interval of a speed-up shows."
             )
+    devices = joined(sorted({"a CPU" if r.device == "cpu" else r.device for r in results})) or "a CPU"
+    yield f"- One text, one vocabulary, and one shape of model for each study; {scale.precision} on {devices}."
     yield _SETTING
     if failed := diverged(results):
         yield f"- Diverged, and left out: {_runs(failed)}."

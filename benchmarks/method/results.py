@@ -27,11 +27,13 @@ class Result(BaseModel, frozen=True):
     """Validation loss, nats per token."""
     validation_tokens: int
     seconds_per_step: float
-    """Median of the decay's steps, with one thread, beside another training."""
+    """Median of the decay's steps; on a CPU with one thread, beside another training."""
     peak_bytes: int
-    """Growth of resident memory in the decay."""
+    """Growth of resident memory in the decay; on a GPU the peak of torch's memory there."""
     date: str
     commit: str
+    device: str = "cpu"
+    """Name of the GPU, or cpu."""
 
 
 def read_results(path: Path = RESULTS) -> list[Result]:

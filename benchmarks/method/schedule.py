@@ -1,14 +1,16 @@
 """Which runs are trained, and in which order. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.method import arms
-from benchmarks.method.arms import ARMS, SIZES, Arm, Size, Study
-from benchmarks.method.chain import Run
+from benchmarks.method.arms import REGISTERED, Arm, Scale, Size, Study
+from benchmarks.method.chain import Link, Run, decays
 from benchmarks.method.rates import best_rate, next_rates
 from benchmarks.method.results import Result, Role
-from benchmarks.method.text import COMPARED, TUNING
+
+Plan = Callable[[Sequence[Result]], Iterator["Planned"]]
+"""The results so far -> the runs that they ask for, the most urgent first; some may have their results already."""
 
 
 @dataclass(frozen=True)
@@ -17,43 +19,100 @@ class Planned:
     run: Run
     budgets: tuple[float, ...]
 
+    def decays(self) -> list[tuple[float, Link]]:
+        """Return each budget with its decay."""
+        return [*zip(self.budgets, decays(self.run, self.budgets), strict=True)]
 
-def planned(results: Sequence[Result]) -> Iterator[Planned]:
+
+def planned(results: Sequence[Result], scale: Scale = REGISTERED) -> Iterator[Planned]:
     """Yield the runs that the results so far ask for, the most urgent first: study by study the choice of rates and the
     first size, seed by seed; then the other sizes."""
-    for rank in range(max(map(len, SIZES.values()))):
-        for study, sizes in SIZES.items():
+    for rank in range(max(map(len, scale.sizes.values()))):
+        for study, sizes in scale.sizes.items():
             if rank == 0:
-                for arm in ARMS[study]:
+                for arm in scale.arms[study]:
                     if arm.tuned_as == arm.name:
-                        yield from _tuning(study, arm, results)
+                        yield from _tuning(study, arm, results, scale)
             if rank < len(sizes):
-                yield from _compared(study, sizes[rank], results)
+                chosen = {arm.tuned_as: rate_of(study, arm, results, scale) for arm in scale.arms[study]}
+                yield from compared(study, sizes[rank], chosen, scale)
 
 
-def _tuning(study: Study, arm: Arm, results: Sequence[Result]) -> Iterator[Planned]:
-    for rate in next_rates(tuning_losses(study, arm.name, results)):
-        run = Run(study, arm, arms.TUNED_WIDTH, arms.TUNING_SEED, rate, TUNING, arms.TUNED_FRACTION)
-        yield Planned("tuning", run, (1.0,))
+def expected(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
+    """Yield the runs as `planned` does, and those that wait for a rate: with a middle rate in its place, and with one
+    rate more than the first ones to be tried. Only their number and lengths mean something."""
+    assumed = scale.first_rates[len(scale.first_rates) // 2]
+    for study, known in scale.arms.items():
+        for arm in known:
+            if arm.tuned_as == arm.name:
+                yield from _tuning(study, arm, results, scale)
+                if rate_of(study, arm, results, scale) is None:
+                    yield _tuning_run(study, arm, 2 * max(scale.first_rates), scale)
+        chosen = {arm.tuned_as: rate_of(study, arm, results, scale) or assumed for arm in known}
+        for size in scale.sizes[study]:
+            yield from compared(study, size, chosen, scale)
 
 
-def _compared(study: Study, size: Size, results: Sequence[Result]) -> Iterator[Planned]:
-    chosen = {arm.tuned_as: rate_of(study, arm, results) for arm in ARMS[study]}
+def _tuning(study: Study, arm: Arm, results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
+    for rate in next_rates(tuning_losses(study, arm.name, results, scale), scale.first_rates):
+        yield _tuning_run(study, arm, rate, scale)
+
+
+def _tuning_run(study: Study, arm: Arm, rate: float, scale: Scale) -> Planned:
+    run = Run(study, arm, scale.tuned_width, arms.TUNING_SEED, rate, scale.tuning_text, arms.TUNED_FRACTION, scale)
+    return Planned("tuning", run, (1.0,))
+
+
+def compared(
+    study: Study, size: Size, chosen: Mapping[str, float | None], scale: Scale, role: Role = "compared"
+) -> Iterator[Planned]:
+    """Yield the runs of a size whose rate is chosen, seed by seed. `chosen`: `tuned_as` -> peak rate."""
     for seed in range(max(size.seeds, arms.OTHER_SEEDS)):
-        for arm in ARMS[study]:
-            seeds = size.seeds if arm.is_primary else arms.OTHER_SEEDS if size.all_arms else 0
+        for arm in scale.arms[study]:
+            seeds = size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
             rate = chosen[arm.tuned_as]
             if seed < seeds and rate is not None and (not arm.width or size.width in arm.width):
-                yield Planned("compared", Run(study, arm, size.width, seed, rate, COMPARED), arm.budgets)
+                yield Planned(
+                    role, Run(study, arm, size.width, seed, rate, scale.text, scale=scale), scale.budgets or arm.budgets
+                )
 
 
-def rate_of(study: Study, arm: Arm, results: Sequence[Result]) -> float | None:
+def rate_of(study: Study, arm: Arm, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
     """Return the chosen peak rate of an arm; None if the choice is not finished."""
-    losses = tuning_losses(study, arm.tuned_as, results)
-    return None if next_rates(losses) else best_rate(losses)
+    losses = tuning_losses(study, arm.tuned_as, results, scale)
+    return None if next_rates(losses, scale.first_rates) else best_rate(losses)
 
 
-def tuning_losses(study: Study, name: str, results: Sequence[Result]) -> dict[float, float]:
+def tuning_losses(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> dict[float, float]:
     """Return rate -> validation loss of the runs that choose the rate of the arm `name`."""
-    wanted = (study, "tuning", arms.TUNED_WIDTH, name)
+    wanted = (study, "tuning", scale.tuned_width, name)
     return {r.rate: r.loss for r in results if (r.study, r.role, r.width, r.arm) == wanted}
+
+
+def is_known(one: Planned, budget: float, results: Sequence[Result]) -> bool:
+    """Return whether the run has a result at this budget."""
+    run = one.run
+    wanted = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate, budget * run.fraction)
+    return any(wanted == (r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results)
+
+
+def unfinished(runs: Iterable[Planned], results: Sequence[Result]) -> dict[str, Link]:
+    """Return key -> link: the decays without a result, and the links that lead to them, in the order of the runs and
+    each after its parent."""
+    found: dict[str, Link] = {}
+    for one in runs:
+        for budget, decay in one.decays():
+            if not is_known(one, budget, results):
+                found |= {link.key: link for link in decay.ancestry()}
+    return found
+
+
+def real_steps(link: Link) -> float:
+    """Return the steps that the link trains, in steps of the real phase; a step of fewer layers counts by its
+    layers."""
+    begin, total = link.begin, 0.0
+    for stage in link.stages:
+        end = min(link.end, round(link.run.steps * stage.until))
+        total += max(0, end - begin) * stage.layers / arms.LAYERS[link.run.study]
+        begin = max(begin, end)
+    return total

@@ -6,7 +6,7 @@ from math import isfinite
 
 from benchmarks.method import arms, costs
 from benchmarks.method.analysis import RATIOS, Comparison, Trial, Verdict, comparisons, leading, ranges
-from benchmarks.method.arms import ARMS, Study
+from benchmarks.method.arms import REGISTERED, Scale, Study
 from benchmarks.method.costs import Price, stage_cost
 from benchmarks.method.intervals import Estimate
 from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
@@ -62,18 +62,18 @@ def spans(comparison: Comparison, trial: Trial, wanted: Verdict) -> str:
     return ", ".join(span(*ends) for ends in ranges(verdicts, wanted))
 
 
-def rates(results: Sequence[Result]) -> str:
+def rates(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
     """Return all rates that were tried, with the loss of each."""
     tuning = [r for r in results if r.role == "tuning"]
     if not tuning:
         return "No rate is tried yet."
     tried, rows = sorted({r.rate for r in tuning}), []
-    for study, known in ARMS.items():
+    for study, known in scale.arms.items():
         for width, arm in product(sorted({r.width for r in tuning}), known):
             own = {r.rate: r.loss for r in tuning if (r.study, r.width, r.arm) == (study, width, arm.name)}
             if own:
-                chosen = rate_of(study, arm, results) if width == arms.TUNED_WIDTH else None
-                last = "" if width != arms.TUNED_WIDTH else "not finished" if chosen is None else f"{chosen:g}"
+                chosen = rate_of(study, arm, results, scale) if width == scale.tuned_width else None
+                last = "" if width != scale.tuned_width else "not finished" if chosen is None else f"{chosen:g}"
                 cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
                 rows.append([study, str(width), arm.name, *cells, last])
     return table(["study", "width", "arm", *(f"{rate:g}" for rate in tried), "chosen"], rows)
@@ -125,7 +125,7 @@ def costs_of(trials: Sequence[Trial]) -> str:
     rows = []
     for trial in trials:
         shares, width = trial.shares, trial.arm.width.get(trial.width, trial.width)
-        stages = [stage_cost(trial.study, width, stage) for stage in trial.arm.stages]
+        stages = [stage_cost(trial.study, width, stage, trial.scale) for stage in trial.arm.stages]
         flops = [f"{one.flops:,} ({share.flops:.2f})" for one, share in zip(stages, shares, strict=True)]
         state = [f"{one.state_bytes:,} ({share.state:.2f})" for one, share in zip(stages, shares, strict=True)]
         totals = [costs.spending(shares, price).until(1) for price in (costs.by_flops, costs.by_bytes)]
@@ -201,11 +201,11 @@ def marks(found: Sequence[Mark]) -> str:
     return table(["panel", "mark", "cost ratio", "origin", "source"], rows)
 
 
-def not_trained(results: Sequence[Result]) -> str:
+def not_trained(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
     """Return what the plan asks for and the results lack."""
     have = {(r.study, r.role, r.width, r.arm, r.seed, r.rate, r.budget) for r in results}
     missing: dict[tuple[str, str, str], list[str]] = {}
-    for one in planned(results):
+    for one in planned(results, scale):
         run = one.run
         key = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate)
         lacks = [budget for budget in one.budgets if (*key, budget * run.fraction) not in have]
@@ -213,9 +213,9 @@ def not_trained(results: Sequence[Result]) -> str:
             name = f"rate {run.rate:g}" if one.role == "tuning" else f"seed {run.seed}"
             part = "" if len(lacks) == len(one.budgets) else f" at {joined(map(percent, lacks))}"
             missing.setdefault((run.study, str(run.width), run.arm.name), []).append(f"{name}{part}")
-    for study, known in ARMS.items():
+    for study, known in scale.arms.items():
         for arm in known:
-            if rate_of(study, arm, results) is None:
+            if rate_of(study, arm, results, scale) is None:
                 missing.setdefault((study, "all", arm.name), []).append("its peak rate is not chosen yet")
     if not missing:
         return "Everything that the plan asks for is trained."

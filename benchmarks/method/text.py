@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks.method.arms import VOCABULARY
+from benchmarks.method.arms import REGISTERED
 
 PACKAGE = "linux-doc-6.1"
-COMPARED, TUNING = "kernel", "kernel-tuning"
-_PARTS = {0: (COMPARED, "validation"), 1: (TUNING, "validation"), 2: (TUNING, "train"), 3: (TUNING, "train")}
-"""Remainder of a document's hash by 18 -> its text and its part of it; all others are trained on and compared."""
+COMPARED, TUNING = REGISTERED.text, REGISTERED.tuning_text
+_PARTS = {2: (COMPARED, "validation"), 0: (TUNING, "validation"), 1: (TUNING, "train"), 3: (TUNING, "train")}
+"""Remainder of a document's hash by 20 -> its text and its part of it; all others are trained on and compared."""
 
 
 def prepare_texts(folder: Path) -> None:
@@ -23,6 +23,7 @@ def prepare_texts(folder: Path) -> None:
     NAME/tokenizer.json. The tokenizer is trained on the text that is compared."""
     if (folder / "done").exists():
         return
+    folder.mkdir(parents=True, exist_ok=True)
     progress.note(f"preparing the text of {PACKAGE}")
     with tempfile.TemporaryDirectory(dir=folder) as work:
         parts = _parts(_unpacked(Path(work)))
@@ -31,7 +32,7 @@ def prepare_texts(folder: Path) -> None:
             (Path(work) / f"{text}-{part}.jsonl").write_text(lines)
         tokenizer = folder / COMPARED
         _data("train-tokenizer", Path(work) / f"{COMPARED}-train.jsonl", "--output", tokenizer,
-              "--vocabulary-size", VOCABULARY)  # fmt: skip
+              "--vocabulary-size", REGISTERED.vocabulary)  # fmt: skip
         for text, part in parts:
             lines_of_part = Path(work) / f"{text}-{part}.jsonl"
             _data("prepare", lines_of_part, "--output", folder / text / part, "--tokenizer", tokenizer)
@@ -53,7 +54,7 @@ def _parts(root: Path) -> dict[tuple[str, str], list[str]]:
     hashes = {int(hashlib.sha256(path.relative_to(root).as_posix().encode()).hexdigest(), 16): path for path in pages}
     parts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for number, path in sorted(hashes.items()):
-        parts[_PARTS.get(number % 18, (COMPARED, "train"))].append(path.read_text())
+        parts[_PARTS.get(number % 20, (COMPARED, "train"))].append(path.read_text())
     return parts
 
 

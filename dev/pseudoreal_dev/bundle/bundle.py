@@ -1,4 +1,5 @@
-"""Creates `.gpu-bundle/`: everything needed for tests/gpu and benchmarks/gpu on a machine with a GPU and no network."""
+"""Creates `.gpu-bundle/`: everything needed for tests/gpu, benchmarks/gpu and the trials of benchmarks/method on a
+machine with a GPU and no network."""
 
 import shutil
 import sys
@@ -14,8 +15,8 @@ FOLDER = paths.REPOSITORY / ".gpu-bundle"
 LIMIT_BYTES = 45 * 2**20
 PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "benchmarks.gpu")
 """Packages copied whole, with all their imports."""
-STARTED_BY_NAME = ("tests.support.warm",)
-"""Modules imported by name only, without an import statement."""
+STARTED_BY_NAME = ("benchmarks.method.gpu", "tests.support.warm")
+"""Modules started or imported by name only, without an import statement."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Modules available on the GPU machine, besides the standard library."""
 OPTIONAL = frozenset(
@@ -53,7 +54,7 @@ def make() -> None:
     _write(found)
     size = check_size(FOLDER)
     progress.note(f"{FOLDER.name}: {len(found.files)} modules, {len(carried)} wheels, {size / 2**20:.1f} MiB")
-    progress.note(f"on a machine with a GPU: bash {FOLDER.name}/run.sh test|bench|profile")
+    progress.note(f"on a machine with a GPU: bash {FOLDER.name}/run.sh test|bench|profile|method")
 
 
 def project_sources() -> sources.Closure:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests or the benchmark of a machine with a GPU. Installs nothing, needs no network and no root.
+# Runs the tests, the benchmark or the trials of a machine with a GPU. Installs nothing, needs no network and no root.
 #   bash run.sh test      at most 8 minutes; [--device cpu] [--tiny], and options of pytest
 #   bash run.sh bench     at most 9 minutes; [--out FILE] [--folder FOLDER of the home disk] [--device cpu] [--tiny]
 #   bash run.sh profile   a trace of some steps; [--model 1B|4B] [--home device|host|disk] [--tokens N] [--out FILE]
+#   bash run.sh method    the trials of docs/method-plan.md at 124 M parameters, days; --data FOLDER and options, see --help
 # PYTHON names the interpreter (python3); OUT the folder of the results (the present one).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -11,7 +12,8 @@ case "$verb" in
   test) program=tests.gpu.run ;;
   bench) program=benchmarks.gpu.bench ;;
   profile) program=benchmarks.gpu.profile ;;
-  *) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  method) program=benchmarks.method.gpu ;;
+  *) sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 shift
 python="${PYTHON:-python3}"

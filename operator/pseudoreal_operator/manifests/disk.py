@@ -7,6 +7,7 @@ would evict other pods as well.
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, model_of, rank_counts, state_sharding
 from pseudoreal_api.spec.job import PseudoRealJobSpec
@@ -33,6 +34,7 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     return _quantity(parameters * _WORDS * _word(spec) * ranks.processes_per_worker)
 
 
+@cache_per_object
 def claim_size(spec: PseudoRealJobSpec) -> str:
     """Return the size of a claim for all checkpoints that the job keeps at a time, as a quantity."""
     sizes = [_checkpoint(spec, phase) for phase in spec.phases]

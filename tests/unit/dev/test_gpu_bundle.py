@@ -53,6 +53,7 @@ def test_the_projects_own_bundle_lacks_nothing() -> None:
         "tests.gpu.test_losses",
         "tests.unit.trainer.engine.support.reference",
         "pseudoreal_trainer.engine.engine",
+        "benchmarks.method.gpu",
     } <= {*found.files}
     assert not any(module.startswith("pseudoreal_operator") for module in found.files)
 
@@ -112,4 +113,4 @@ def test_the_script_says_how_it_is_used() -> None:
     script = Path(bundle.__file__).with_name("run.sh")
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert all(f"run.sh {verb}" in done.stdout for verb in ("test", "bench", "profile"))
+    assert all(f"run.sh {verb}" in done.stdout for verb in ("test", "bench", "profile", "method"))
