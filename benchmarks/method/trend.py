@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from math import log, sqrt
 from statistics import mean
 
+from pseudoreal_trainer.estimate.advice.intervals import student
+
 from benchmarks.method.analysis import Trial
-from benchmarks.method.intervals import Estimate, student
+from benchmarks.method.intervals import Estimate
 
 
 @dataclass(frozen=True)

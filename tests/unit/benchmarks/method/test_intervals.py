@@ -4,8 +4,9 @@ from math import gamma, pi, sqrt
 
 import numpy as np
 import pytest
+from pseudoreal_trainer.estimate.advice.intervals import student
 
-from benchmarks.method.intervals import estimate, student
+from benchmarks.method.intervals import estimate
 
 
 @pytest.mark.parametrize("degrees", range(1, 31))

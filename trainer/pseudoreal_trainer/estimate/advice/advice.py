@@ -25,7 +25,7 @@ from pseudoreal_trainer.estimate.advice.candidates import (
 )
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
 from pseudoreal_trainer.estimate.advice.decision import Compared, Decision, Leg, decide, seconds, speed_up_in_seconds
-from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial, nearest_trials
+from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial, comparable_trials
 from pseudoreal_trainer.estimate.advice.intervals import Interval
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 
@@ -135,14 +135,14 @@ class Adviser:
     def _plans(self, trials: Sequence[Trial], tokens: int, unshared: Plan) -> tuple[list[Plan], dict[str, str]]:
         """Return the plans of the arms that apply to the job, and the reasons why the others do not."""
         model = self.job.spec.model
-        nearest = nearest_trials(trials, study_of(model), parameters_of(unshared.costs[0].config))
-        if len(nearest) > MOST_ARMS:
+        compared = comparable_trials(trials, study_of(model), parameters_of(unshared.costs[0].config))
+        if len(compared) > MOST_ARMS:
             raise InvalidJobError(
-                f"{len(nearest)} arms are more than the {MOST_ARMS} that are compared; give fewer --from"
+                f"{len(compared)} arms are more than the {MOST_ARMS} that are compared; give fewer --from"
             )
         plans: list[Plan] = []
         left_out: dict[str, str] = {}
-        for trial in nearest:
+        for trial in compared:
             kind = kind_of(trial.stages)
             if kind is None:
                 continue

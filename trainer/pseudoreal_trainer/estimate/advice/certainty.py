@@ -30,7 +30,7 @@ def deciding_plan(advice: Advice) -> Plan | None:
 
 
 def sentences(advice: Advice, trials: tuple[Trial, ...]) -> list[str]:
-    """Return what the advice rests on. `trials`: all trials, of which each arm's nearest one decided."""
+    """Return what the advice rests on. `trials`: all trials, of which one of each arm decided."""
     plan = deciding_plan(advice)
     if plan is None or plan.candidate is None:
         return _about_the_job(advice)

@@ -1,5 +1,6 @@
 """Measured trials: what arms with other phases reached beside unshared training. Read from evidence.json."""
 
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Literal, Self
@@ -75,16 +76,26 @@ def read_evidence() -> Evidence:
     return Evidence.model_validate_json(text)
 
 
-def nearest_trials(trials: Sequence[Trial], study: Study, parameters: int) -> list[Trial]:
-    """Return one trial of each arm of the study: of those with an interval, if there are any, the one whose size is
-    nearest to `parameters`. Arms keep their order."""
+def comparable_trials(trials: Sequence[Trial], study: Study, parameters: int) -> list[Trial]:
+    """Return one trial of each arm of the study: of those with an interval, if there are any, the one at the common
+    size, or else at the size nearest to `parameters`. Arms keep their order.
+
+    The common size has the most arms with an interval, so that an arm and its controls are of one size; of several such
+    sizes, the nearest to `parameters`.
+    """
+    of_study = [trial for trial in trials if trial.study == study]
+    arms_at = Counter(trial.parameters for trial in of_study if trial.speed_up_in_tokens.low is not None)
+    common = min(arms_at, key=lambda size: (-arms_at[size], _distance(size, parameters)), default=None)
+
+    def preference(trial: Trial) -> tuple[bool, bool, float]:
+        has_interval = trial.speed_up_in_tokens.low is not None
+        return not has_interval, trial.parameters != common, _distance(trial.parameters, parameters)
+
     by_arm: dict[str, list[Trial]] = {}
-    for trial in trials:
-        if trial.study == study:
-            by_arm.setdefault(trial.arm, []).append(trial)
-    return [min(of_arm, key=lambda trial: _distance(trial, parameters)) for of_arm in by_arm.values()]
+    for trial in of_study:
+        by_arm.setdefault(trial.arm, []).append(trial)
+    return [min(of_arm, key=preference) for of_arm in by_arm.values()]
 
 
-def _distance(trial: Trial, parameters: int) -> tuple[bool, float]:
-    ratio = trial.parameters / parameters
-    return trial.speed_up_in_tokens.low is None, max(ratio, 1 / ratio)
+def _distance(size: int, parameters: int) -> float:
+    return max(size / parameters, parameters / size)

@@ -26,7 +26,9 @@ class Interval(BaseModel):
 
 def student(degrees: int) -> float:
     """Return the 0.975 quantile of Student's distribution; above 30 degrees of freedom the slightly larger one of
-    30."""
+    30. Raises ValueError without any."""
+    if degrees < 1:
+        raise ValueError(f"an interval needs at least 1 degree of freedom, not {degrees}")
     return _QUANTILES[min(degrees, len(_QUANTILES)) - 1]
 
 

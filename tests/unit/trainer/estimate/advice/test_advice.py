@@ -13,7 +13,8 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.advice.advice import Advice, Adviser
 from pseudoreal_trainer.estimate.advice.certainty import sentences
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
-from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial, nearest_trials
+from pseudoreal_trainer.estimate.advice.evidence import Evidence, Trial, comparable_trials
+from pseudoreal_trainer.estimate.advice.intervals import Interval
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 
@@ -98,11 +99,26 @@ def test_recommended_job_has_the_phases_and_is_valid(body: dict[str, Any]) -> No
 def test_nearest_size_is_nearest_by_its_ratio(parameters: int, expected: int) -> None:
     """Between 100 and 1,000 the middle is 316."""
     sizes = [EVIDENCE[1].model_copy(update={"parameters": size}) for size in (1000, 100)]
-    assert [trial.parameters for trial in nearest_trials(sizes, "dense", parameters)] == [expected]
+    assert [trial.parameters for trial in comparable_trials(sizes, "dense", parameters)] == [expected]
+
+
+def test_arms_are_compared_at_the_size_that_most_of_them_have() -> None:
+    """At 100 there are three arms with intervals, at 1,000 two. Arms that are not at 100: d, and e, whose nearer trial
+    has no interval."""
+    alone = Interval(mean=1)
+    sizes = [
+        *(EVIDENCE[1].model_copy(update={"arm": arm, "parameters": 100}) for arm in "abc"),
+        *(EVIDENCE[1].model_copy(update={"arm": arm, "parameters": 1000}) for arm in "ad"),
+        EVIDENCE[1].model_copy(update={"arm": "b", "parameters": 1000, "speed_up_in_tokens": alone}),
+        EVIDENCE[1].model_copy(update={"arm": "e", "parameters": 1000, "speed_up_in_tokens": alone}),
+        EVIDENCE[1].model_copy(update={"arm": "e", "parameters": 500}),
+    ]
+    found = {trial.arm: trial.parameters for trial in comparable_trials(sizes, "dense", 1000)}
+    assert found == {"a": 100, "b": 100, "c": 100, "d": 1000, "e": 500}
 
 
 def test_trial_with_an_interval_is_read_rather_than_a_nearer_one() -> None:
-    found = nearest_trials(EVIDENCE, "dense", 147_456)
+    found = comparable_trials(EVIDENCE, "dense", 147_456)
     assert [trial.parameters for trial in found if trial.arm == "delinked at 30 %"] == [82_944]
 
 
