@@ -61,7 +61,7 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         *answers(leading(compared)),
         *_decision(leading(compared), drawn),
         "## The plan, and what changed against it",
-        "The [plan](method-plan.md) was committed before the first compared run.",
+        "The [plan](method-plan.md) was committed before the first run that counts.",
         CHANGES.read_text().strip(),
         "## Limits",
         "\n".join(_limits(results, scale)),
