@@ -38,8 +38,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         # A wide window, so that no sentence is wrapped.
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 300, 0, 0))
-        log_in = partial(os.login_tty, slave)
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=log_in)
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=partial(_log_in, slave))
         os.close(slave)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -57,6 +56,12 @@ class Terminal:
         with suppress(OSError):  # no program has the terminal open any more
             while shown := os.read(self.master, 65536):
                 self._shown += shown
+
+
+def _log_in(slave: int) -> None:
+    # A shell lets programs in its background ignore SIGINT, and a terminal's programs would inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.login_tty(slave)
 
 
 @contextmanager
