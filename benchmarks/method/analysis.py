@@ -265,8 +265,8 @@ def leading(compared: Sequence[Comparison]) -> list[Comparison]:
 
 
 def ranges(found: Sequence[tuple[float, str]], wanted: str) -> list[tuple[float, float]]:
-    """Return the ranges of cost ratios at which `wanted` was found. `found`: ascending ratios, each with a verdict or
-    the name of an arm."""
+    """Return the first and last ratio of each run of neighbouring cost ratios whose label is `wanted`. `found`:
+    ascending ratios with their labels, verdicts or names of arms."""
     spans = []
     for value, group in groupby(found, key=lambda one: one[1]):
         own = [ratio for ratio, _ in group]

@@ -35,7 +35,11 @@ class Curve:
         return self.losses[-1]
 
     def reaches(self, loss: float) -> Reading | None:
-        """Return the fewest tokens with at most this loss; None if no budget has it."""
+        """Return the tokens at which the curve first falls to this loss, interpolated in log tokens between budgets.
+
+        If the loss of the smallest budget is lower, that budget, marked as an upper bound. None if the curve stays
+        above.
+        """
         if self.losses[0] <= loss:
             return Reading(self.tokens[0], self.losses[0] < loss)
         points = [*zip(self.tokens, self.losses, strict=True)]

@@ -37,7 +37,8 @@ decays, so in the last stage; the first stage of a delinked arm takes as much as
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
-    """Write the page, its pictures beside it in images/, and the evidence."""
+    """Write the page of the trials to `report`, its pictures to images/ beside the page, and the trials' speed-ups to
+    `evidence`, which `pseudoreal advise` reads."""
     found, images = trials(results, scale=scale_of(results)), report.parent / "images"
     compared = leading(comparisons(found))
     drawn = marks() if compared else []

@@ -180,7 +180,8 @@ class TestInSeconds:
         assert found.in_seconds(one(found, "delinked at 30 %"), 10) == "no"
 
     def test_a_control_with_only_an_upper_bound_makes_no_arm_a_no(self) -> None:
-        """Sharing throughout ends above the smallest budget of unshared training: at ratio 10 it has at most 5."""
+        """Sharing throughout ends above all losses of unshared training, whose smallest budget is a half: at most half
+        as fast in tokens, so at most 5 times as fast in seconds at ratio 10."""
         found = compared(unshared(), rows("delinked at 30 %", 0.0), rows("shared throughout", 2))
         speed = one(found, "shared throughout").speed_up_in_seconds(10)
         assert speed is not None

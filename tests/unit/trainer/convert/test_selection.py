@@ -193,7 +193,7 @@ def test_experts_do_not_begin_as_a_dense_layer(job_body: Any, config: Any, tmp_p
 
 
 def _deeper(family: str, job_body: Any, folder: Path, layers: int, **start: Any) -> None:
-    """Make the job begin with these published weights of `LAYERS` layers, and have more."""
+    """Give the job `layers` layers, and the start from a published model of this family with fewer."""
     FAMILIES[family].saved(folder)
     begin_with(folder, FAMILIES[family], job_body, **start)
     job_body["spec"]["model"]["layers"] = layers
