@@ -40,20 +40,6 @@ def _evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def job(job_body: dict[str, Any]) -> dict[str, Any]:
-    """A small job whose corpus does not exist."""
-    job_body["spec"]["data"]["path"] = "nowhere"
-    job_body["spec"]["precision"] = {"compute": "bfloat16"}
-    job_body["metadata"].pop("uid")
-    return job_body
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "job.yaml"
-
-
 def advise(job: dict[str, Any], file: Path, *options: str, tokens: int | None = 9_600_000) -> Result:
     file.write_text(json.dumps(job, indent=1))  # YAML, too, and all texts in quotes
     budget = [] if tokens is None else ["--tokens", str(tokens)]

@@ -28,20 +28,6 @@ KEYS = {
 }
 
 
-@pytest.fixture
-def job(job_body: dict[str, Any]) -> dict[str, Any]:
-    """Return a small job whose corpus does not exist."""
-    job_body["spec"]["data"]["path"] = "nowhere"
-    job_body["spec"]["precision"] = {"compute": "bfloat16"}
-    job_body["metadata"].pop("uid")
-    return job_body
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "job.yaml"
-
-
 def plan(job: dict[str, Any], file: Path, *options: str) -> Result:
     file.write_text(yaml.safe_dump(job))
     return CliRunner().invoke(main, ["plan", str(file), *options])
