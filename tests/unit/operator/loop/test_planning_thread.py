@@ -47,6 +47,22 @@ async def wait_until_ended(threads: set[threading.Thread]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def small_heap() -> Iterator[None]:
+    """Keep the objects of the tests before, and their callbacks, out of the garbage collections of a test.
+
+    A full collection of a large heap holds the interpreter lock for 0.1 s and more. The event loop gets the lock when
+    the collection ends, which is in a callback such as Hypothesis's; Python ignores an exception raised there, so that
+    a computation that mostly collects would never end.
+    """
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.callbacks.extend(callbacks)
+
+
 @pytest.fixture
 def before() -> set[threading.Thread]:
     return {*threading.enumerate()}
