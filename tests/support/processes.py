@@ -4,9 +4,11 @@ They have the environment of the server, not of the test. A process exceeding it
 threads; the stacks of all processes explain a deadlock.
 """
 
+import atexit
 import faulthandler
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -108,14 +110,18 @@ def stacks_of(pid: int, file: Path, seconds: float = 5.0) -> str:
 
 
 def new_file() -> Path:
-    descriptor, name = tempfile.mkstemp(dir=_folder().name)
+    descriptor, name = tempfile.mkstemp(dir=_folder())
     os.close(descriptor)
     return Path(name)
 
 
 @cache
-def _folder() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="forked-")
+def _folder() -> Path:
+    # No TemporaryDirectory: two threads may each make one at the first call, and the cache drops one of them, whose
+    # files would disappear with it.
+    folder = Path(tempfile.mkdtemp(prefix="forked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _noted(stacks: Path, log: Path, act: Callable[..., object], arguments: tuple[Any, ...]) -> None:

@@ -1,7 +1,11 @@
 """A deadlock of ranks ends the test that has it, by name, instead of the patience of whoever waits."""
 
 import signal
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -10,7 +14,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from tests.support.forked import _join, join_in_time
 from tests.support.patience import wait_for
-from tests.support.processes import Forked, new_file
+from tests.support.processes import Forked, _folder, new_file
 
 
 def _one_waits(rank: int) -> None:
@@ -43,3 +47,17 @@ def test_a_process_that_does_not_end_says_where_it_is_and_is_killed(tmp_path: Pa
     with pytest.raises(TimeoutError, match=r"(?s)after 0 s 1 of 1 processes have not ended\nprocess .* in _wait"):
         process.wait(0.0)
     assert process.poll() == -signal.SIGKILL
+
+
+def test_files_of_threads_that_ask_at_the_same_time_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, both = tempfile.mkdtemp, Barrier(2)
+
+    def make_when_both_ask(*arguments: Any, **named: Any) -> str:
+        both.wait(20)
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_when_both_ask)
+    _folder.cache_clear()
+    with ThreadPoolExecutor(2) as pool:
+        files = [*pool.map(lambda _: new_file(), range(2))]
+    assert all(file.exists() for file in files)
