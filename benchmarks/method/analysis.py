@@ -134,7 +134,7 @@ def trials(results: Sequence[Result], role: Role = "compared", scale: Scale = RE
 def _rows(study: Study, width: int, arm: Arm, results: Sequence[Result], role: Role, scale: Scale) -> list[Result]:
     """Return an arm's rows at its chosen rate; at each rate where the choice has not ended, or was another trial's."""
     own = [r for r in results if (r.study, r.role, r.width, r.arm) == (study, role, width, arm.name)]
-    chosen = rate_of(study, arm, results, scale)
+    chosen = rate_of(study, arm.tuned_as, results, scale)
     return [r for r in own if r.rate == chosen] or own
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Study = Literal["dense", "experts"]
+Ties = Literal["Middle", "Matrices"]
+"""A sharing that jobs do not have. Middle: the layers of the middle half share one block, the others own theirs.
+Matrices: all layers share one block, except its norms and routers."""
 UNSHARED = "unshared"
 
 
@@ -20,13 +23,16 @@ class Stage:
     shares_experts: bool = False
     experts: int | None = None
     """Experts of a layer; None for a dense layer."""
+    ties: Ties | None = None
+    """Trained by `plain.py` instead of a job."""
 
     @property
     def name(self) -> str:
         """Name of the phase. Arms that begin alike have phases of the same name, so that one continues the other."""
         kind = "sets" if self.shares_experts else "blocks"
+        shared = f"{kind}{self.blocks}" if self.ties is None else self.ties.lower()
         experts = "" if self.experts is None else f"-experts{self.experts}"
-        return f"layers{self.layers}-{kind}{self.blocks}{experts}"
+        return f"layers{self.layers}-{shared}{experts}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,12 @@ class Arm:
     """True for an arm that carries the conclusion: five seeds, and every size."""
     width: Mapping[int, int] = field(default_factory=dict)
     """Width of the study -> width of this arm, where they differ."""
+    delink: Mapping[str, str] = field(default_factory=dict)
+    """Fields of spec.delink."""
+    first_tuned_as: str | None = None
+    """Name of the arm whose peak rate the first stage takes; None: as `tuned_as`."""
+    warms_up_again: bool = False
+    """True if the rate rises from zero once more after the transition, for `SECOND_WARMUP`."""
 
     @property
     def budgets(self) -> tuple[float, ...]:
@@ -74,6 +86,10 @@ TOKENS_OF_A_STEP = SEQUENCE * SEQUENCES
 VOCABULARY = 512
 WARMUP = 0.1
 """Share of the full budget in which the rate rises."""
+SECOND_WARMUP = 0.05
+"""Share of the full budget in which the rate rises once more, after a transition that warms up again."""
+MEASURED_STEPS = 20
+"""Steps before the transition in which the moments policy `Measured` measures gradients (delink.measuredSteps)."""
 HEAD_SIZE = 8
 
 
@@ -127,6 +143,65 @@ EXPERTS = (
 )
 ARMS: dict[Study, tuple[Arm, ...]] = {"dense": DENSE, "experts": EXPERTS}
 
+
+def _remedies(base: Arm, shared: str, *more: Arm) -> tuple[Arm, ...]:
+    """Return the arms of the plan's last section: `base` with one change each. `shared`: the arm that shares throughout
+    as the base's first stage does."""
+
+    def changed(change: str, **fields: Any) -> Arm:
+        return replace(base, name=f"{base.name}, {change}", is_primary=False, **fields)
+
+    return (
+        changed("rates of each phase, warmed up again", tuned_as=UNSHARED, first_tuned_as=shared, warms_up_again=True),
+        changed("noise", delink={"noise": "0.1"}),
+        changed("Measured", delink={"optimizerState": "Measured"}),
+        changed("Reset", delink={"optimizerState": "Reset"}),
+        *(replace(one, is_primary=False) for one in more),
+    )
+
+
+BASES: dict[Study, str] = {"dense": "delinked at 30 %", "experts": "experts delinked at 30 %"}
+"""Arms that the remedies change."""
+
+
+def named(study: Study, name: str) -> Arm:
+    return next(arm for arm in ARMS[study] if arm.name == name)
+
+
+REMEDIES: dict[Study, tuple[Arm, ...]] = {
+    "dense": _remedies(
+        named("dense", BASES["dense"]),
+        "shared throughout",
+        Arm("4 blocks, delinked at 10 %", (_dense(0.1, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
+        Arm("6 blocks, delinked at 10 %", (_dense(0.1, blocks=6), _REAL), "4 blocks, delinked at 30 %"),
+        Arm(
+            "middle half shared, delinked at 30 %",
+            (replace(_dense(0.3, blocks=7), ties="Middle"), _REAL),
+            "4 blocks, delinked at 30 %",
+        ),
+        Arm(
+            "all but norms shared, delinked at 30 %",
+            (replace(_dense(0.3, blocks=1), ties="Matrices"), _REAL),
+            "delinked at 30 %",
+        ),
+    ),
+    "experts": _remedies(
+        named("experts", BASES["experts"]),
+        "experts shared throughout",
+        Arm(
+            "2 sets of experts, delinked at 10 %",
+            (_mixture(0.1, blocks=2, shares_experts=True), _EXPERTS),
+            "experts delinked at 30 %",
+        ),
+        Arm(
+            "blocks but routers and norms delinked at 30 %",
+            (replace(_mixture(0.3, blocks=1), ties="Matrices"), _EXPERTS),
+            "blocks delinked at 30 %",
+        ),
+    ),
+}
+"""Arms of the plan's section "If the answer is no"."""
+
 TUNED_WIDTH = 24
 SIZES: dict[Study, tuple[Size, ...]] = {
     "dense": (Size(24, seeds=5, all_arms=True), Size(16, seeds=5), Size(32, seeds=5)),
@@ -141,6 +216,7 @@ class Scale:
 
     arms: Mapping[Study, tuple[Arm, ...]] = field(default_factory=lambda: ARMS)
     sizes: Mapping[Study, tuple[Size, ...]] = field(default_factory=lambda: SIZES)
+    remedies: Mapping[Study, tuple[Arm, ...]] = field(default_factory=dict)
     tuned_width: int = TUNED_WIDTH
     budgets: tuple[float, ...] | None = None
     """Budgets of all arms; None: those of each arm."""
@@ -164,7 +240,7 @@ class Scale:
         return self.sequence * self.sequences
 
 
-REGISTERED = Scale()
+REGISTERED = Scale(remedies=REMEDIES)
 
 
 def _named(study: Study, *names: str) -> tuple[Arm, ...]:

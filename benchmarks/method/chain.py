@@ -35,6 +35,8 @@ class Run:
     fraction: float = 1.0
     """Steps of this run, as a fraction of the full budget; the arm's stages are fractions of these steps."""
     scale: Scale = REGISTERED
+    first_rate: float | None = None
+    """Peak rate of the first stage; None: `rate`."""
 
     @property
     def label(self) -> str:
@@ -51,6 +53,10 @@ class Run:
     @property
     def full_steps(self) -> int:
         return arms.full_steps(self.study, self.width, self.scale)
+
+    @property
+    def first_stage_end(self) -> int:
+        return round(self.steps * self.arm.stages[0].until)
 
     @property
     def warmup_steps(self) -> int:
@@ -75,6 +81,7 @@ class Link:
     def key(self) -> str:
         """Eight hexadecimal digits, the uid of the link's job. Equal links have equal keys."""
         content = [self.run.text, self.spec("data"), None if self.parent is None else self.parent.key]
+        content += [stage.ties for stage in self.run.arm.stages if stage.ties is not None]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -113,7 +120,7 @@ class Link:
                 },
             },
             "optimizer": {
-                "learningRate": decimal(self.run.rate),
+                "learningRate": decimal(self._rate),
                 "warmupSteps": self.run.warmup_steps,
                 **self._schedule(),
             },
@@ -121,7 +128,21 @@ class Link:
             "phases": [self._phase(stage, model) for stage in self.stages],
             "checkpoint": {"everySteps": 1_000_000, "mode": "Sync"},
         }
-        return spec | ({"delink": {"noise": NOISE}} if self._copies_experts else {})
+        delink = self._delink()
+        return spec | ({"delink": delink} if delink else {})
+
+    @property
+    def _rate(self) -> float:
+        """Peak rate. A link trains one stage, except where the transition needs the steps before it."""
+        is_first = self.end <= self.run.first_stage_end
+        return self.run.first_rate if is_first and self.run.first_rate is not None else self.run.rate
+
+    def _delink(self) -> dict[str, Any]:
+        arm = self.run.arm
+        noise = {"noise": NOISE} if self._copies_experts else {}
+        warmup = {"warmupSteps": round(arms.SECOND_WARMUP * self.run.full_steps)} if arm.warms_up_again else {}
+        # Jobs of one stage have no transition: arms that begin alike share them.
+        return {**noise, **arm.delink, **warmup} if len(self.stages) > 1 else {}
 
     def _schedule(self) -> dict[str, str]:
         if self.decay_from is None:
@@ -144,7 +165,7 @@ class Link:
             phase["layers"] = stage.layers
         if stage.experts is not None and stage.experts != model["experts"]["count"]:
             phase["experts"] = stage.experts
-        if stage.blocks != stage.layers:
+        if stage.blocks != stage.layers and stage.ties is None:
             parts = {"parts": ["Experts"]} if stage.shares_experts else {}
             phase["sharing"] = {"blocks": stage.blocks, **parts}
         return phase
@@ -169,10 +190,15 @@ def decays(run: Run, budgets: Sequence[float] = arms.BUDGETS) -> list[Link]:
 
 def _leaves(run: Run, last: int) -> set[int]:
     """Return the steps before `last` at which this arm leaves a stage, or an arm that begins alike leaves its first."""
+    # The job that measures gradients for the transition also makes the transition.
+    measured = arms.MEASURED_STEPS if run.arm.delink.get("optimizerState") == "Measured" else 0
+    own = {round(run.steps * stage.until) - measured for stage in run.arm.stages}
     known = run.scale.arms[run.study]
     alike = [arm for arm in known if arm.tuned_as == run.arm.tuned_as and _first(arm) == _first(run.arm)]
-    fractions = [stage.until for stage in run.arm.stages] + [arm.stages[0].until for arm in alike]
-    return {step for fraction in fractions if (step := round(run.steps * fraction)) < last}
+    others = {round(run.steps * arm.stages[0].until) for arm in alike}
+    if measured:
+        others = {step for step in others if step < min(own)}
+    return {step for step in own | others if step < last}
 
 
 def _first(arm: Arm) -> str:

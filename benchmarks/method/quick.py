@@ -48,7 +48,7 @@ def main(scratch: Path) -> None:
 def planned(registered: Sequence[Result]) -> Iterator[Planned]:
     """Yield the runs, at the rates chosen by the registered results."""
     for study, known in QUICK.arms.items():
-        rates = {arm.tuned_as: rate_of(study, arm, registered) or _ASSUMED_RATE for arm in known}
+        rates = {arm.tuned_as: rate_of(study, arm.tuned_as, registered) or _ASSUMED_RATE for arm in known}
         for size in QUICK.sizes[study]:
             yield from compared(study, size, rates, QUICK, "quick")
 

@@ -26,15 +26,17 @@ class Planned:
 
 def planned(results: Sequence[Result], scale: Scale = REGISTERED) -> Iterator[Planned]:
     """Yield the runs that the results so far ask for, the most urgent first: study by study the choice of rates and the
-    first size, seed by seed; then the other sizes."""
+    first size, seed by seed; then the remedies; then the other sizes."""
     for rank in range(max(map(len, scale.sizes.values()))):
+        if rank == 1:
+            yield from _remedies(results, scale)
         for study, sizes in scale.sizes.items():
             if rank == 0:
                 for arm in scale.arms[study]:
                     if arm.tuned_as == arm.name:
                         yield from _tuning(study, arm, results, scale)
             if rank < len(sizes):
-                chosen = {arm.tuned_as: rate_of(study, arm, results, scale) for arm in scale.arms[study]}
+                chosen = {arm.tuned_as: rate_of(study, arm.tuned_as, results, scale) for arm in scale.arms[study]}
                 yield from compared(study, sizes[rank], chosen, scale)
 
 
@@ -46,9 +48,9 @@ def expected(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
         for arm in known:
             if arm.tuned_as == arm.name:
                 yield from _tuning(study, arm, results, scale)
-                if rate_of(study, arm, results, scale) is None:
+                if rate_of(study, arm.tuned_as, results, scale) is None:
                     yield _tuning_run(study, arm, 2 * max(scale.first_rates), scale)
-        chosen = {arm.tuned_as: rate_of(study, arm, results, scale) or assumed for arm in known}
+        chosen = {arm.tuned_as: rate_of(study, arm.tuned_as, results, scale) or assumed for arm in known}
         for size in scale.sizes[study]:
             yield from compared(study, size, chosen, scale)
 
@@ -61,6 +63,18 @@ def _tuning(study: Study, arm: Arm, results: Sequence[Result], scale: Scale) -> 
 def _tuning_run(study: Study, arm: Arm, rate: float, scale: Scale) -> Planned:
     run = Run(study, arm, scale.tuned_width, arms.TUNING_SEED, rate, scale.tuning_text, arms.TUNED_FRACTION, scale)
     return Planned("tuning", run, (1.0,))
+
+
+def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
+    """Yield the runs of the remedies, at the width of the chosen rates, seed by seed."""
+    for study, known in scale.remedies.items():
+        for seed in range(arms.OTHER_SEEDS):
+            for arm in known:
+                rate = rate_of(study, arm.tuned_as, results, scale)
+                first = arm.first_tuned_as and rate_of(study, arm.first_tuned_as, results, scale)
+                if rate is not None and (first is not None or arm.first_tuned_as is None):
+                    run = Run(study, arm, scale.tuned_width, seed, rate, scale.text, scale=scale, first_rate=first)
+                    yield Planned("compared", run, arm.budgets)
 
 
 def compared(
@@ -83,9 +97,9 @@ def seeds_of(arm: Arm, size: Size) -> int:
     return size.seeds if arm.is_primary else min(size.seeds, arms.OTHER_SEEDS) if size.all_arms else 0
 
 
-def rate_of(study: Study, arm: Arm, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
-    """Return the chosen peak rate of an arm; None if the choice is not finished."""
-    losses = tuning_losses(study, arm.tuned_as, results, scale)
+def rate_of(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
+    """Return the peak rate chosen for the arm `name`; None if the choice is not finished."""
+    losses = tuning_losses(study, name, results, scale)
     return None if next_rates(losses, scale.first_rates) else best_rate(losses)
 
 

@@ -72,7 +72,7 @@ def rates(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
         for width, arm in product(sorted({r.width for r in tuning}), known):
             own = {r.rate: r.loss for r in tuning if (r.study, r.width, r.arm) == (study, width, arm.name)}
             if own:
-                chosen = rate_of(study, arm, results, scale) if width == scale.tuned_width else None
+                chosen = rate_of(study, arm.tuned_as, results, scale) if width == scale.tuned_width else None
                 last = "" if width != scale.tuned_width else "not finished" if chosen is None else f"{chosen:g}"
                 cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
                 rows.append([study, str(width), arm.name, *cells, last])
@@ -215,7 +215,7 @@ def not_trained(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
             missing.setdefault((run.study, str(run.width), run.arm.name), []).append(f"{name}{part}")
     for study, known in scale.arms.items():
         for arm in known:
-            if rate_of(study, arm, results, scale) is None:
+            if rate_of(study, arm.tuned_as, results, scale) is None:
                 missing.setdefault((study, "all", arm.name), []).append("its peak rate is not chosen yet")
     if not missing:
         return "Everything that the plan asks for is trained."

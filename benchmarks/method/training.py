@@ -30,6 +30,7 @@ from tests.support.processes import Forked, preload
 
 if TYPE_CHECKING:
     import torch
+    from pseudoreal_trainer.model.reference import Transformer
 
 preload("tests.support.warm")
 
@@ -123,8 +124,10 @@ def _train(link: Link, place: Place) -> None:
     torch.set_num_threads(place.threads)
     folder, device = place.folder(link), torch.device(place.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    has_ties = any(stage.ties for stage in link.run.arm.stages)
     try:
-        record = _trained(link, place.data(link), folder, device).model_copy(update={"device": name})
+        record = _trained_plainly(link, place) if has_ties else _trained(link, place.data(link), folder, device)
+        record = record.model_copy(update={"device": name})
     except TrainingError as error:
         if not str(error).endswith(REMEDY):
             raise
@@ -153,7 +156,7 @@ def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Tra
         with _peak_bytes(device, peaks):
             message = train_phase(config, open_corpus(config), Ranks(0, 1, device), lambda: False)
         assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
-    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(config, device)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(_checkpointed(config), config, device)
     seconds = _seconds_of_steps(folder, link.stages[-1].name)
     return Trained(
         steps=len(seconds) + 1,
@@ -161,6 +164,22 @@ def _trained(link: Link, data: str, folder: Path, device: "torch.device") -> Tra
         peak_bytes=max(peaks),
         loss=loss,
         validation_tokens=tokens,
+    )
+
+
+def _trained_plainly(link: Link, place: Place) -> Trained:
+    """Train an arm whose sharing no job has, on the CPU."""
+    import torch
+
+    from benchmarks.method.plain import train_plainly
+
+    parent, cpu = link.parent and place.folder(link.parent), torch.device("cpu")
+    peaks: list[int] = []
+    with _peak_bytes(cpu, peaks):
+        model, config, seconds = train_plainly(link, place.data(link), place.folder(link), parent)
+    loss, tokens = (None, 0) if link.decay_from is None else _validation_loss(model, config, cpu)
+    return Trained(
+        steps=len(seconds), seconds_per_step=median(seconds), peak_bytes=max(peaks), loss=loss, validation_tokens=tokens
     )
 
 
@@ -187,23 +206,29 @@ def _seconds_of_steps(folder: Path, phase: str) -> list[float]:
     return [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]
 
 
-def _validation_loss(config: PhaseConfig, device: "torch.device") -> tuple[float, int]:
-    """Return the mean loss in nats per token over the validation text, and its tokens.
-
-    Computed by the reference model, many windows at a time; the engine measures one window at a time.
-    """
-    import torch
+def _checkpointed(config: PhaseConfig) -> "Transformer":
+    """Return the reference model with the weights of the phase's newest checkpoint."""
     from pseudoreal_trainer.checkpoint.store import store_of
     from pseudoreal_trainer.model.reference import Transformer
     from pseudoreal_trainer.training.start import load_weights
-    from torch.nn.functional import cross_entropy
 
     store = store_of(config)
     manifest = store.whole(store.committed(config.phase)[-1])
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, store.reader(manifest))
+    return model
+
+
+def _validation_loss(model: "Transformer", config: PhaseConfig, device: "torch.device") -> tuple[float, int]:
+    """Return the mean loss in nats per token over the validation text, and its tokens.
+
+    Computed by the reference model, many windows at a time; the engine measures one window at a time.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
     model.to(device)
-    sequence = manifest.model.sequence_length
+    sequence = config.model.sequence_length
     files = config.data.validation.sets[0].path
     assert files is not None, "`Link.spec` names the validation set's folder"
     windows = torch.from_numpy(validation_windows(Path(files), sequence))

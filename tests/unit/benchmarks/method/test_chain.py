@@ -10,7 +10,7 @@ import pytest
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.training.schedule import learning_rate
 
-from benchmarks.method.arms import ARMS, BUDGETS, GPU, REGISTERED, SIZES, TINY, Arm, Scale, Stage, Study
+from benchmarks.method.arms import ARMS, BUDGETS, GPU, REGISTERED, REMEDIES, SIZES, TINY, Arm, Scale, Stage, Study
 from benchmarks.method.chain import Link, Run, decays
 
 
@@ -147,3 +147,43 @@ def test_an_arm_of_a_smaller_trial_is_cut_only_where_its_own_arms_leave_their_fi
     scale = Scale(arms={"dense": (_arm("unshared"), arm)})
     run = Run("dense", arm, 16, 0, 8e-3, "kernel", scale=scale)
     assert [link.end for link in decays(run, (1.0,))[0].ancestry()] == [108, 288, 360]
+
+
+def _remedy(name: str, study: Study = "dense", **changes: Any) -> Run:
+    arm = next(arm for arm in REMEDIES[study] if arm.name == name)
+    return replace(Run(study, arm, 24, seed=0, rate=8e-3, text="kernel", scale=REGISTERED), **changes)
+
+
+def test_a_remedy_changes_the_job_of_its_transition_alone() -> None:
+    """The links before the transition are those of the base."""
+    base = decays(_run(width=24))[-1].ancestry()
+    for name, delink in (("noise", {"noise": "0.1"}), ("Reset", {"optimizerState": "Reset"})):
+        links = decays(_remedy(f"delinked at 30 %, {name}"))[-1].ancestry()
+        assert [link.spec("/t").get("delink") for link in links][:4] == [None, None, delink, None]
+        assert [one.key == other.key for one, other in zip(base, links, strict=True)][:4] == [True, True, False, False]
+
+
+def test_gradients_are_measured_by_the_job_that_delinks() -> None:
+    """Of 810 steps the first 243 share."""
+    links = decays(_remedy("delinked at 30 %, Measured"))[-1].ancestry()
+    assert [(link.begin, link.end) for link in links][:3] == [(0, 81), (81, 223), (223, 324)]
+    assert [len(link.stages) for link in links] == [1, 1, 2, 1, 1, 1]
+    assert links[2].spec("/t")["delink"] == {"optimizerState": "Measured"}
+    assert [phase["until"] for phase in links[2].spec("/t")["phases"]] == [{"step": 243}, {"step": 324}]
+
+
+def test_a_stage_may_have_its_own_rate_and_the_second_one_a_warmup() -> None:
+    links = decays(_remedy("delinked at 30 %, rates of each phase, warmed up again", first_rate=2e-3))[-1].ancestry()
+    rates = [link.spec("/t")["optimizer"]["learningRate"] for link in links]
+    assert rates == ["0.002", *["0.008"] * (len(links) - 1)]
+    assert links[1].spec("/t")["delink"] == {"warmupSteps": 40}
+    assert links[1].begin == 243
+    assert links[1].end > 243 + 40
+
+
+def test_arms_whose_sharing_no_job_has_are_other_links() -> None:
+    tied, base = (
+        decays(run)[-1].ancestry() for run in (_remedy("all but norms shared, delinked at 30 %"), _run(width=24))
+    )
+    assert not {link.key for link in tied} & {link.key for link in base}
+    assert all("sharing" not in phase for link in tied for phase in link.spec("/t")["phases"])

@@ -20,35 +20,23 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.training import validation
 from pseudoreal_trainer.training.phase import train_phase
 
-from benchmarks.method.arms import ARMS, TINY, parameters
+from benchmarks.method.arms import ARMS
 from benchmarks.method.chain import Link, Run, decays
 from benchmarks.method.training import Place, Trained, train
-from tests.unit.trainer.data.support.written import write_native
+from tests.unit.benchmarks.method.support.tiny import random_texts, scale_of_steps
 
 _STEPS = 10
 _PHASES: tuple[tuple[int, dict[str, Any]], ...] = ((3, {"sharing": {"blocks": 1}}), (_STEPS, {}))
-_SCALE = replace(
-    TINY,
-    tokens_per_parameter=_STEPS * 64 / parameters("dense", 16),
-    sequence=16,
-    sequences=4,
-    micro_batches=1,
-    precision="float32",
-    vocabulary=128,
-)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    folder, random = tmp_path_factory.mktemp("chain"), np.random.default_rng(3)
-    for name, tokens in (("train", 2000), ("validation", 500)):
-        write_native(folder / "texts" / "text" / name, [random.integers(1, 100, tokens)], vocabulary=128)
-    return Place(folder / "scratch", folder / "texts")
+    return random_texts(tmp_path_factory.mktemp("chain"))
 
 
 def _run(rate: float = 0.01) -> Run:
     arm = next(arm for arm in ARMS["dense"] if arm.name == "delinked at 30 %")
-    return Run("dense", arm, 16, seed=5, rate=rate, text="text", scale=_SCALE)
+    return Run("dense", arm, 16, seed=5, rate=rate, text="text", scale=scale_of_steps("dense", _STEPS))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from math import log, nan
 
 import pytest
 
-from benchmarks.method.arms import ARMS, GPU, LAYERS, REGISTERED, SIZES, TINY, Scale, Size, full_steps
+from benchmarks.method.arms import ARMS, GPU, LAYERS, REGISTERED, REMEDIES, SIZES, TINY, Scale, Size, full_steps
 from benchmarks.method.budget import tokens_within, with_tokens, work_of
 from benchmarks.method.chain import Link
 from benchmarks.method.results import Result
@@ -79,7 +79,8 @@ def test_the_arms_of_the_conclusion_have_five_seeds_and_every_size(order: list[P
 
 
 def test_sizes_follow_each_other_and_within_a_size_the_seeds(order: list[Planned]) -> None:
-    compared = [(one.run.study, one.run.width, one.run.seed) for one in order if one.role == "compared"]
+    runs = [one.run for one in order if one.role == "compared" and one.run.arm in ARMS[one.run.study]]
+    compared = [(run.study, run.width, run.seed) for run in runs]
     places = [
         (next(rank for rank, size in enumerate(SIZES[study]) if size.width == width), study, seed)
         for study, width, seed in compared
@@ -87,7 +88,18 @@ def test_sizes_follow_each_other_and_within_a_size_the_seeds(order: list[Planned
     assert places == sorted(places)
 
 
-_SMALL = replace(REGISTERED, arms={"dense": ARMS["dense"][:3]}, sizes={"dense": (Size(16, seeds=2),)})
+def test_remedies_come_between_the_first_and_the_second_size(order: list[Planned]) -> None:
+    """They have three seeds, at the rates of their base; one has the rates of the arms that its stages are like."""
+    runs = [one.run for one in order if one.role == "compared"]
+    places = [place for place, run in enumerate(runs) if run.arm in REMEDIES[run.study]]
+    assert {run.width for run in runs[: places[0]]} == {24}
+    assert {run.width for run in runs[places[-1] + 1 :]} == {16, 32}
+    found = Counter((run.study, run.arm.name) for run in (runs[place] for place in places))
+    assert found == {(study, arm.name): 3 for study, arms in REMEDIES.items() for arm in arms}
+    assert {runs[place].first_rate for place in places} == {None, 32e-3, 4e-3}
+
+
+_SMALL = replace(REGISTERED, remedies={}, arms={"dense": ARMS["dense"][:3]}, sizes={"dense": (Size(16, seeds=2),)})
 
 
 def test_a_diverged_rate_ends_the_search_upwards() -> None:
@@ -172,5 +184,5 @@ def test_a_rate_is_chosen_only_from_runs_of_the_width_that_chooses() -> None:
         scale = replace(_SMALL, tuned_width=width)
         runs = [one for one in _trained(scale) if one.role == "tuning"]
         rows = [row for one in runs for row in results_of(one, abs(log(one.run.rate / 16e-3)))]
-        assert rate_of("dense", arm, rows, scale) == 16e-3
-        assert rate_of("dense", arm, rows) == rate
+        assert rate_of("dense", arm.tuned_as, rows, scale) == 16e-3
+        assert rate_of("dense", arm.tuned_as, rows) == rate
