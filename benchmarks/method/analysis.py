@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import isfinite
@@ -10,7 +10,18 @@ from statistics import median
 from typing import Literal
 
 from benchmarks.method import costs
-from benchmarks.method.arms import BUDGETS, REGISTERED, Arm, Scale, Study, parameters
+from benchmarks.method.arms import (
+    BASES,
+    BUDGETS,
+    OTHER_SEEDS,
+    REGISTERED,
+    Arm,
+    Scale,
+    Size,
+    Study,
+    named,
+    parameters,
+)
 from benchmarks.method.costs import Price, Share, Spending
 from benchmarks.method.curves import Curve, Meeting, difference_at_equal_cost, mean_curve, meeting
 from benchmarks.method.intervals import Estimate, estimate
@@ -128,6 +139,33 @@ def trials(results: Sequence[Result], role: Role = "compared", scale: Scale = RE
                 if curves := _curves(rows := of_arm[arm.name]):
                     peak, seconds = median(r.peak_bytes for r in rows), median(r.seconds_per_step for r in rows)
                     found.append(Trial(study, size.width, arm, curves, unshared, peak, seconds, scale))
+    return found
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """An arm that changes a base in one respect, or is tried in its place."""
+
+    trial: Trial
+    base: Trial
+
+    def gain(self) -> Estimate | None:
+        """Return the final loss minus the base's, paired by seed; None without pairs."""
+        seeds = sorted(self.trial.curves.keys() & self.base.curves.keys())
+        return (
+            estimate([self.trial.curves[one].final - self.base.curves[one].final for one in seeds]) if seeds else None
+        )
+
+
+def remedies(results: Sequence[Result], scale: Scale = REGISTERED) -> list[Remedy]:
+    """Return the remedies that are trained, in the order of the plan."""
+    found = []
+    for study, known in scale.remedies.items():
+        own = (costs.unshared(study), named(study, BASES[study]), *known)
+        size = Size(scale.tuned_width, OTHER_SEEDS, all_arms=True)
+        tried = trials(results, scale=replace(scale, arms={study: own}, sizes={study: (size,)}))
+        base = next((trial for trial in tried if trial.arm.name == BASES[study]), None)
+        found += [Remedy(trial, base) for trial in tried if base is not None and trial.arm in known]
     return found
 
 

@@ -8,7 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.method import arms, costs, pictures, tables
-from benchmarks.method.analysis import FAR, Comparison, Trial, comparisons, diverged, far_above, leading, trials
+from benchmarks.method.analysis import (
+    FAR,
+    Comparison,
+    Trial,
+    comparisons,
+    diverged,
+    far_above,
+    leading,
+    remedies,
+    trials,
+)
 from benchmarks.method.answers import answers
 from benchmarks.method.arms import ARMS, SIZES, Scale, Study
 from benchmarks.method.evidence import EVIDENCE, write_evidence
@@ -30,6 +40,12 @@ _SETTING = """- Seconds in the picture are priced, not measured: a cost ratio st
   adaptive trigger, and a state on disk."""
 _RATES = """Validation losses of the trainings that choose the peak rates, at half the budget and with a seed of their
 own; the chosen rate's in bold. An arm that is not listed takes the rate of another one."""
+_REMEDIES = """Changes of the transition and of the first phase that the literature names, in the order of the plan,
+with three seeds each. *Rates of each phase*: the first stage has the peak rate of the arm that shares throughout, the
+second the rate of unshared training, and rises to it from zero. *Noise*: a tenth of freshly drawn weights is added to
+each copy but the first. *Measured*, *Reset*: the moments after the delink. No job has the last kinds of sharing, which
+a plain loop of the same model trained (`benchmarks/method/plain.py`): the middle half of the layers shares one block
+and the others own theirs; and all is shared except the norms and the routers."""
 _MEMORY = """Losses are means over the seeds that an arm has; arms with different seeds are compared by the difference
 alone, which is to unshared training and paired by seed. Shares are of unshared training, and of the layers
 alone. A layer's state is its float32 master weights and two moments. Memory is the growth of the process in the
@@ -70,6 +86,7 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         _RATES,
         tables.rates(results, scale),
         *_losses(found, compared),
+        *_remedies(results, scale),
         "## The worth of a repeated block",
         tables.fit(fitted(points_of(found)), found),
         *_trend(_trends(found)),
@@ -147,6 +164,13 @@ def _by_size(found: Sequence[Trial]) -> dict[str, list[Trial]]:
     for trial in found:
         sizes.setdefault(f"{trial.study.capitalize()}, {trial.parameters:,} parameters", []).append(trial)
     return sizes
+
+
+def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[str]:
+    if scale.remedies:
+        yield "## What else was tried"
+        yield _REMEDIES
+        yield tables.remedies(remedies(results, scale))
 
 
 def _trend(slopes: dict[Study, dict[str, Trend | str]]) -> Iterator[str]:

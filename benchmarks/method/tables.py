@@ -5,7 +5,7 @@ from itertools import product
 from math import isfinite
 
 from benchmarks.method import costs
-from benchmarks.method.analysis import RATIOS, Comparison, Trial, Verdict, comparisons, leading, ranges
+from benchmarks.method.analysis import RATIOS, Comparison, Remedy, Trial, Verdict, comparisons, leading, ranges
 from benchmarks.method.arms import LAYERS, REGISTERED, Scale, Study
 from benchmarks.method.costs import Price, stage_cost
 from benchmarks.method.intervals import Estimate
@@ -139,6 +139,36 @@ def costs_of(trials: Sequence[Trial]) -> str:
             f"{trial.seconds_per_step:.3f}",
         ])  # fmt: skip
     return table(head, rows)
+
+
+def remedies(found: Sequence[Remedy]) -> str:
+    """Return the losses of remedies beside their base and unshared training."""
+    if not found:
+        return "None of them is trained yet."
+    head = ["study", "arm", "base", "loss", "minus the base's", "minus unshared training's", "seeds"]
+    rows = []
+    for one in found:
+        trial = one.trial
+        loss, difference = f"{trial.loss().mean:.4f}", number(trial.difference(), 4, sign=True)
+        seeds = str(len(trial.curves))
+        rows.append(
+            [trial.study, trial.arm.name, one.base.arm.name, loss, number(one.gain(), 4, sign=True), difference, seeds]
+        )
+    return f"{_of_remedies(found)}\n\n{table(head, rows)}"
+
+
+def _of_remedies(found: Sequence[Remedy]) -> str:
+    """Return which remedies help, by their intervals."""
+    gains = {one.trial.arm.name: one.gain() for one in found}
+    better = [name for name, gain in gains.items() if gain and gain.high is not None and gain.high < 0]
+    worse = [name for name, gain in gains.items() if gain and gain.low is not None and gain.low > 0]
+    differences = {one.trial.arm.name: one.trial.difference() for one in found}
+    behind = [name for name, one in differences.items() if one and one.low is not None and one.low > 0]
+    ahead = [name for name, one in differences.items() if one and one.high is not None and one.high < 0]
+    return (
+        f"Below their base: {named(better)}. Above it: {named(worse)}. Below unshared training at equal tokens:"
+        f" {named(ahead)}. Above it: {named(behind)}. Of the others zero lies within the interval."
+    )
 
 
 def fit(found: Fit | str, trials: Sequence[Trial]) -> str:

@@ -112,6 +112,38 @@ class TestAnswers:
         assert "dear as a pseudo step: 3 (*4 blocks throughout*), 12 (*shared throughout*, *delinked at 30 %*)." in text
 
 
+class TestRemedies:
+    NOISE, RESET = "delinked at 30 %, noise", "delinked at 30 %, Reset"
+
+    def test_remedies_are_held_against_their_base_and_unshared_training(self) -> None:
+        """Seeds are whole nats apart, and differences vary by a thousandth with the seed."""
+        tried = {self.NOISE: -0.02, self.RESET: 0.02}
+        rows = [
+            one
+            for name, offset in tried.items()
+            for seed in range(3)
+            for one in curve("dense", name, seed, [9, 9, 3.1 + offset + seed * 1.002])
+        ]
+        text = document([*results(3), *rows], MARKS).partition("## What else was tried")[2].partition("\n## ")[0]
+        assert (
+            f"Below their base: *{self.NOISE}*. Above it: *{self.RESET}*. Below unshared training at equal tokens: none."
+            f" Above it: *{self.NOISE}*, *{self.RESET}*." in text
+        )
+        noise, reset = (line for line in text.splitlines() if line.startswith("| dense |"))
+        assert noise.startswith(f"| dense | {self.NOISE} | delinked at 30 % | 4.0820 | −0.0190 (")
+        assert "| +0.1220 (" in reset
+        assert reset.endswith("| 3 |")
+
+    def test_remedies_that_are_not_trained_are_named(self) -> None:
+        text = document(results(3), MARKS)
+        assert "None of them is trained yet." in text
+        assert f"| dense | {WIDTH} | {self.NOISE} | seed 0, seed 1, seed 2 |" in text
+
+    def test_trials_without_remedies_do_not_speak_of_them(self) -> None:
+        gpu = [one.model_copy(update={"width": 768}) for one in results(1)]
+        assert "What else was tried" not in document(gpu, MARKS)
+
+
 class TestPartialData:
     def test_without_results_all_is_open_and_nothing_is_trained(self) -> None:
         text = document([], [])
