@@ -71,7 +71,7 @@ def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
         for seed in range(arms.OTHER_SEEDS):
             for arm in known:
                 rate = rate_of(study, arm.tuned_as, results, scale)
-                first = arm.first_tuned_as and rate_of(study, arm.first_tuned_as, results, scale)
+                first = None if arm.first_tuned_as is None else rate_of(study, arm.first_tuned_as, results, scale)
                 if rate is not None and (first is not None or arm.first_tuned_as is None):
                     run = Run(study, arm, scale.tuned_width, seed, rate, scale.text, scale=scale, first_rate=first)
                     yield Planned("compared", run, arm.budgets)

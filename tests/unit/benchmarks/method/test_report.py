@@ -125,10 +125,8 @@ class TestRemedies:
             for one in curve("dense", name, seed, [9, 9, 3.1 + offset + seed * 1.002])
         ]
         text = document([*results(3), *rows], MARKS).partition("## What else was tried")[2].partition("\n## ")[0]
-        assert (
-            f"Below their base: *{self.NOISE}*. Above it: *{self.RESET}*. Below unshared training at equal tokens: none."
-            f" Above it: *{self.NOISE}*, *{self.RESET}*." in text
-        )
+        assert f"Below their base: *{self.NOISE}*. Above it: *{self.RESET}*. Below unshared training" in text
+        assert f" at equal tokens: none. Above it: *{self.NOISE}*, *{self.RESET}*." in text
         noise, reset = (line for line in text.splitlines() if line.startswith("| dense |"))
         assert noise.startswith(f"| dense | {self.NOISE} | delinked at 30 % | 4.0820 | −0.0190 (")
         assert "| +0.1220 (" in reset
