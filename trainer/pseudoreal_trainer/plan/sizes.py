@@ -19,10 +19,9 @@ _LOGIT_SHARE = 64
 """The logits of a chunk of the loss take at most the 64th part of a GPU's memory. Three to six tensors of this size
 exist at once (`plan.memory.autograd_memory`). A larger part would mean fewer chunks; each chunk costs a sum over the
 head's whole matrix."""
-_CPU_LOGIT_BYTES = 256 << 20
+_LOGIT_BYTES = 256 << 20
+"""The same for a CPU, and for a GPU of unknown memory."""
 _MIN_LOGIT_BYTES = 16 << 20
-_ASSUMED_MEMORY = 80 * 10**9
-"""Memory of a GPU about which nothing is known."""
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
@@ -187,10 +186,9 @@ def logit_bytes(device: Device, memory: int | None) -> int:
     A power of two on GPUs, so that the memory of two GPUs of one kind, which may differ by some bytes, gives the same
     chunks. On a CPU memory gives no reason to choose: more logits than 256 MiB make no step faster.
     """
-    if device == "cpu":
-        return _CPU_LOGIT_BYTES
-    share = (_ASSUMED_MEMORY if memory is None else memory) // _LOGIT_SHARE
-    return max(_MIN_LOGIT_BYTES, 1 << max(0, share.bit_length() - 1))
+    if device == "cpu" or memory is None:
+        return _LOGIT_BYTES
+    return max(_MIN_LOGIT_BYTES, 1 << max(0, (memory // _LOGIT_SHARE).bit_length() - 1))
 
 
 def loss_chunk_limit(vocabulary: int, width: int, most_bytes: int) -> int:
