@@ -16,7 +16,13 @@ class Stream(Enum):
 
     COPY_IN = "copy in"
     COPY_OUT = "copy out"
+    GATHER = "gather"
+    """Waits for other ranks during all-gathers, so that copies to the device need not wait for them."""
     COLLECTIVE = "collective"
+    """Launches sums of gradients, and waits for none of them."""
+    REDUCTION = "reduction"
+    """Waits for other ranks during sums of gradients and agreements, so that copies to the host and updates need not
+    wait for them."""
     UPDATE = "update"
 
 
