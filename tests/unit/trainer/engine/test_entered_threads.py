@@ -6,7 +6,7 @@ hundred MB of the first rank's device, from each other rank.
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,11 @@ class EnteredStreams(RecordedStreams):
     def use(self) -> None:
         self.used[threading.get_ident()] = threading.current_thread().name
 
-    def on(self, stream: Stream) -> AbstractContextManager[None]:
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
         self.use()
-        return super().on(stream)
+        with super().on(stream):
+            yield
 
     def record_event(self) -> Any:
         self.use()
@@ -53,7 +55,7 @@ class EnteredStreams(RecordedStreams):
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[EnteredStreams]:
+def streams(monkeypatch: pytest.MonkeyPatch) -> EnteredStreams:
     found = EnteredStreams()
     synchronize = RecordedEvent.synchronize
 
