@@ -33,13 +33,13 @@ def test_logits_of_a_loss_chunk_fit_the_bound(vocabulary: int, width: int, token
     ("device", "memory", "most"),
     [
         # GiB of a GPU as its driver reports them, with a part that the driver keeps: H200, H100, A100, L4, T4.
-        ("cuda", 139.8 * 2**30, 2 << 30),
-        ("cuda", 79.1 * 2**30, 1 << 30),
-        ("cuda", 39.4 * 2**30, 512 << 20),
-        ("cuda", 22.0 * 2**30, 256 << 20),
-        ("cuda", 14.6 * 2**30, 128 << 20),
-        ("cuda", None, 256 << 20),
-        ("cuda", 2**20, 16 << 20),
+        ("accelerator", 139.8 * 2**30, 2 << 30),
+        ("accelerator", 79.1 * 2**30, 1 << 30),
+        ("accelerator", 39.4 * 2**30, 512 << 20),
+        ("accelerator", 22.0 * 2**30, 256 << 20),
+        ("accelerator", 14.6 * 2**30, 128 << 20),
+        ("accelerator", None, 256 << 20),
+        ("accelerator", 2**20, 16 << 20),
         ("cpu", None, 256 << 20),
         ("cpu", 2**40, 256 << 20),
     ],
@@ -49,5 +49,5 @@ def test_logits_of_a_loss_chunk_take_a_share_of_the_devices_memory(
 ) -> None:
     """A power of two: GPUs of one kind, whose memory may differ by a few bytes, have the same chunks."""
     assert logit_bytes(device, None if memory is None else int(memory)) == most
-    if memory is not None and device == "cuda" and most > 16 << 20:
+    if memory is not None and device == "accelerator" and most > 16 << 20:
         assert memory / 128 < most <= memory / 64

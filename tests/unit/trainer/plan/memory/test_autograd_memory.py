@@ -125,7 +125,7 @@ def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape,
 def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(shape: Shape, compute: str, activation: str) -> None:
     """Both the figures and the simulated operations, which also count the backward pass below, are compared with
     torch's own kernels."""
-    found = graphs(shape, compute, activation, device="cuda")
+    found = graphs(shape, compute, activation, device="accelerator")
     with operations_of_a_gpu():
         counted = kept_bytes(BlockPass(found, compute))
     with fake_cuda():
@@ -140,7 +140,7 @@ def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(shape: Shape, compute: 
 def test_saved_bytes_of_masked_documents_on_a_gpu_equal_autograds(options: str, shape: Shape, compute: str) -> None:
     """In bfloat16 torch's own operation with variable lengths says what it saves: one output for all documents, and no
     copy of it. In float32 each document has log-sum-exps of its own, padded to blocks, which are not planned."""
-    found = _masked(graphs(shape, compute, "SwiGLU", device="cuda", **OPTIONS.get(options, {})))
+    found = _masked(graphs(shape, compute, "SwiGLU", device="accelerator", **OPTIONS.get(options, {})))
     documents, rotation = documents_of(found), found.tokens * found.sizes.model.head_size * found.sizes.compute_bytes
     with fake_cuda():
         counted = kept_bytes(BlockPass(found, compute, documents))
@@ -154,7 +154,7 @@ def test_saved_bytes_of_masked_documents_on_a_gpu_equal_autograds(options: str, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peak_bytes_of_masked_documents_on_a_gpu(shape: Shape) -> None:
-    found = _masked(graphs(shape, "bfloat16", "SwiGLU", device="cuda"))
+    found = _masked(graphs(shape, "bfloat16", "SwiGLU", device="accelerator"))
     with operations_of_a_gpu():
         one = BlockPass(found, "bfloat16")
         one.both()
@@ -191,7 +191,7 @@ def test_peak_bytes_of_a_mixtures_backward_pass(
 def test_peak_bytes_of_a_blocks_backward_pass_on_a_gpu(
     experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
-    found = graphs(shape, compute, activation, experts, device="cuda")
+    found = graphs(shape, compute, activation, experts, device="accelerator")
     with operations_of_a_gpu():
         one = BlockPass(found, compute)
         one.both()
@@ -235,7 +235,7 @@ def test_chunks_bound_the_memory_of_a_vocabulary_of_50_thousand() -> None:
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", ENDS)
 def test_peak_bytes_of_embedding_and_head_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
-    found = graphs(shape, compute, "GELU", device="cuda")
+    found = graphs(shape, compute, "GELU", device="accelerator")
     with operations_of_a_gpu():
         ends = EndPasses(found, compute)
         head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)

@@ -67,7 +67,7 @@ def test_chunks_of_the_loss_have_room_in_the_device_or_its_budget(
     job_body["spec"]["precision"]["compute"] = "bfloat16"
     for budget, memory, most in ((None, 80 << 30, 1 << 30), (None, 40 << 30, 512 << 20), ("32Gi", 80 << 30, 512 << 20)):
         job_body["spec"]["phases"][0]["offload"] = {"budget": {"device": budget}} if budget else {}
-        assert phase_layout(config(0), "cuda", memory).loss_chunk == most // (256 * 4)
+        assert phase_layout(config(0), "accelerator", memory).loss_chunk == most // (256 * 4)
         assert phase_layout(config(0), "cpu", memory).loss_chunk == (256 << 20) // (256 * 4)
 
 

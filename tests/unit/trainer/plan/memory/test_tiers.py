@@ -112,7 +112,7 @@ OF_RANKS: list[tuple[str, int, str, str, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", ["accelerator", "cpu"])
 @pytest.mark.parametrize(("sharding", "data", "home", "clipping", "copies", "results"), OF_RANKS)
 def test_shards_that_cross_the_bus_are_counted_on_the_device(
     sharding: str, data: int, home: Any, clipping: str, copies: int, results: int, device: Device
@@ -149,7 +149,7 @@ def _blocks_of_512(size: int) -> int:
 
 def test_tokens_on_a_gpu_have_positions_if_documents_are_masked() -> None:
     """A pipeline rank between the embedding and the head has tokens only to find documents."""
-    layout, sizes = make_layout(6, 3, 2), make_sizes(6, device="cuda")
+    layout, sizes = make_layout(6, 3, 2), make_sizes(6, device="accelerator")
     of_tokens = 2 * _blocks_of_512(8 * sizes.micro_batch * (sizes.model.sequence_length + 1))
     of_positions = 2 * _blocks_of_512(8 * sizes.micro_batch * sizes.model.sequence_length)
     masked = replace(sizes, masks_documents=True)
@@ -223,8 +223,8 @@ def test_checkpoints_pass_through_host_memory() -> None:
     [
         ("cpu", "Device", "PerUnit", True),
         ("cpu", "Disk", "None", False),
-        ("cuda", "Disk", "Global", True),
-        ("cuda", "Device", "Global", False),
+        ("accelerator", "Disk", "Global", True),
+        ("accelerator", "Device", "Global", False),
     ],
 )
 def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
