@@ -74,7 +74,9 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
         compute = _expert_parallel_block if passes.layout.spreads(position) else _block
         outputs = compute(modules, hidden, position - 1, statistics, documents)
         sources = [hidden, *trained, *([statistics.sums] if statistics else [])]
-    torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
+    # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
+    ones = [torch.ones_like(output) for output in outputs]
+    torch.autograd.grad(outputs, sources, ones, allow_unused=position == 0)
 
 
 def _block(
