@@ -32,6 +32,8 @@ class WarmUp:
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
         shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
+        if not shapes:
+            return  # the rest would wait for all kernels in every step
         positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
         for shape in sorted(shapes):
             for position in positions:

@@ -200,7 +200,10 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     engine._executor.close()
 
 
-@pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
+@pytest.mark.parametrize(
+    "case",
+    [Case(precision="float32"), Case(precision="float32", experts=6, homes="h"), Case(precision="float32", tied=True)],
+)
 def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
     losses: list[list[float]] = []
     for warm in (False, True):

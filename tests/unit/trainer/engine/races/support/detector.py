@@ -1,9 +1,9 @@
 """Happens-before analysis: finds two accesses to the same bytes that nothing orders, if one of them is a write.
 
-An actor does one operation after another: a stream of a device, a process group's own stream, or a thread of the host.
-A vector clock counts, for each actor, the operations that happened before (Mattern 1988, "Virtual time and global states
-of distributed systems"). An access is ordered after an earlier access if its clock has counted it. So a race is found
-in whatever order the two accesses happened to run, as in ThreadSanitizer.
+An actor does one operation after another: a stream of a device, a process group's own stream, or a thread of the
+host. A vector clock counts, for each actor, the operations that happened before (Mattern 1988, "Virtual time and global
+states of distributed systems"). An access is ordered after an earlier access if its clock has counted it. So a race is
+found in whatever order the two accesses happened to run, as in ThreadSanitizer.
 
 Memory of a device is reused as by torch's caching allocator: a freed block may be given to the next tensor that is
 allocated on the same stream, at once, without waiting for other streams.
@@ -99,8 +99,8 @@ class Race:
 
     kind: Literal["race", "reuse", "abandoned", "misuse"]
     """race: two unordered accesses. reuse: an access that is not ordered before the next tensor in the same memory.
-    abandoned: a message whose work was dropped before anybody knew that it was done. misuse: anything else that a device
-    would refuse."""
+    abandoned: a message whose work was dropped before anybody knew that it was done. misuse: anything else that a
+    device would refuse."""
     earlier: str
     later: str
 
@@ -148,7 +148,8 @@ class Detector:
                 freed[access.actor, access.is_write] = access
 
     def access(self, block: Block, span: tuple[int, int], operation: Operation, label: str, *, is_write: bool) -> None:
-        """Record an access to the bytes begin..end-1 of a block, and report earlier ones that it is not ordered after."""
+        """Record an access to a range of bytes of a block, and report earlier ones that it is not ordered after.
+        `span`: first byte, and the byte after the last one."""
         begin, end = span
         for key, access in [*block.accesses.items()]:
             is_ordered = access.is_before(operation.clock)

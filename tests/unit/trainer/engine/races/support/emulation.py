@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +75,7 @@ class Emulation:
 
     def _of_threads(self) -> Iterator[Any]:
         machine = self.machine
-        start, run = threading.Thread.start, threading.Thread.run
+        start, run, wait = threading.Thread.start, threading.Thread.run, threading.Thread.join
 
         def start_with_clock(thread: Any) -> None:
             if machine.is_entered:
@@ -83,13 +83,22 @@ class Emulation:
             start(thread)
 
         def run_on_machine(thread: Any) -> None:
-            with machine.entered(thread.emulated[0], thread.name, thread.emulated[1]) if hasattr(
-                thread, "emulated"
-            ) else nullcontext():
+            if not hasattr(thread, "emulated"):
                 run(thread)
+                return
+            rank, clock = thread.emulated
+            with machine.entered(rank, thread.name, clock):
+                run(thread)
+                thread.emulated = rank, machine.thread.actor.clock
+
+        def join_with_clock(thread: Any, timeout: float | None = None) -> None:
+            wait(thread, timeout)
+            if machine.is_entered and hasattr(thread, "emulated") and not thread.is_alive():
+                join(machine.thread.actor.clock, thread.emulated[1])
 
         yield patch.object(threading.Thread, "start", start_with_clock)
         yield patch.object(threading.Thread, "run", run_on_machine)
+        yield patch.object(threading.Thread, "join", join_with_clock)
         yield patch.object(queue, "SimpleQueue", lambda: _Queue(machine))
         for name in ("set_result", "set_exception"):
             yield patch.object(Future, name, self._gives(getattr(Future, name), _itself))
@@ -207,7 +216,8 @@ class _Queue:
     """Replacement for queue.SimpleQueue: who takes an item is ordered after who put it in."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._queue = machine, _SimpleQueue()
+        self._machine = machine
+        self._queue: Any = _SimpleQueue()
 
     def put(self, item: Any) -> None:
         clock: Clock = dict(self._machine.thread.actor.clock) if self._machine.is_entered else {}
@@ -223,10 +233,10 @@ class _Queue:
         return self.get(block=False)
 
     def empty(self) -> bool:
-        return self._queue.empty()
+        return bool(self._queue.empty())
 
     def qsize(self) -> int:
-        return self._queue.qsize()
+        return int(self._queue.qsize())
 
 
 _SimpleQueue = queue.SimpleQueue

@@ -1,10 +1,11 @@
 """An emulated machine: ranks as threads of this process, each with a device whose streams are vector clocks.
 
-The engine runs as it is, on the CPU. What it calls its device is memory of this process; each operation of torch is done
-when it returns, and the detector learns which actor would execute it, and when, on a device that works asynchronously:
+The engine runs as it is, on the CPU. What it calls its device is memory of this process; each operation of torch is
+done when it returns, and the detector learns which actor would execute it, and after what, on a device that works
+asynchronously:
 
-- An operation on memory of the device belongs to the current stream of the thread that launches it. It happens after all
-  earlier operations of that stream, and after everything that the thread has done or waited for.
+- An operation on memory of the device belongs to the current stream of the thread that launches it. It happens after
+  all earlier operations of that stream, and after everything that the thread has done or waited for.
 - An operation on memory of the host belongs to the thread.
 - A copy between the two belongs to the stream; the thread waits for it unless it is `non_blocking` and the memory is
   pinned. Reading a value waits, too.
@@ -295,9 +296,7 @@ class Machine:
     def misuse(self, sentence: str) -> None:
         self.detector.report(Race("misuse", "", sentence))
 
-    def _access(
-        self, block: Block, span: tuple[int, int], operation: Operation, label: str, *, is_write: bool
-    ) -> None:
+    def _access(self, block: Block, span: tuple[int, int], operation: Operation, label: str, *, is_write: bool) -> None:
         with self.detector.lock:
             self.detector.access(block, span, operation, label, is_write=is_write)
 
@@ -335,7 +334,7 @@ def _label(name: str, path: str, line: int, function: str) -> str:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the first byte of a tensor in its memory, and the byte after its last one."""
-    first = tensor.storage_offset()
+    first = int(tensor.storage_offset())
     last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
@@ -494,7 +493,7 @@ class _Recorder(_Recording, TorchDispatchMode):
     # compiler, which takes seconds.
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._machine = machine
 
 
@@ -521,4 +520,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-

@@ -1,9 +1,9 @@
 """Emulated process groups: collectives and messages between ranks that are threads of this process.
 
-Each group has a stream of its own on each rank, as with NCCL: an operation starts after the current stream of the thread
-that launches it, and after the group's earlier operations. `Work.wait` makes the current stream wait; without a device
-it makes the thread wait, as with gloo. A collective ends after all ranks have launched it. A receive ends after its send,
-which by then has read all of its tensor.
+Each group has a stream of its own on each rank, as with NCCL: an operation starts after the current stream of the
+thread that launches it, and after the group's earlier operations. `Work.wait` makes the current stream wait; without a
+device it makes the thread wait, as with gloo. A collective ends after all ranks have launched it. A receive ends after
+its send, which by then has read all of its tensor.
 
 The data moves once all ranks have launched the operation, and `Work.wait` always waits for that, also where it is
 removed from the ordering: then numbers stay right, and only the detector sees the missing wait.
@@ -173,7 +173,7 @@ class Network:
 
     def all_reduce(self, tensor: Tensor, *, group: Any = None, async_op: bool = False) -> EmulatedWork | None:
         def move(parts: Sequence[_Part]) -> None:
-            total = sum(part.inputs[0] for part in parts)
+            total: Any = sum(part.inputs[0] for part in parts)
             for part in parts:
                 part.outputs[0].copy_(total)
 
@@ -203,7 +203,7 @@ class Network:
         self,
         output: Tensor,
         tensor: Tensor,
-        output_sizes: Sequence[int] | None = None,
+        _: Sequence[int] | None = None,
         input_sizes: Sequence[int] | None = None,
         *,
         group: Any = None,
