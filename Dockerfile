@@ -60,7 +60,8 @@ COPY dev/pseudoreal_dev/images/licences.py /tmp/licences.py
 RUN python /tmp/licences.py /usr/share/licenses
 COPY LICENSE NOTICE /usr/share/licenses/pseudoreal/
 # OpenShift chooses ids that have no entry: then USER is the name that torch asks for.
-ENV USER=pseudoreal NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# No NVIDIA_VISIBLE_DEVICES: the device plugin names the GPUs that a pod asked for, and a pod that asked for none gets none.
+ENV USER=pseudoreal NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace
 COPY --from=corpus /corpus /workspace/corpus
 COPY crds/pseudoreal_api /app/pseudoreal_api

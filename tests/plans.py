@@ -64,7 +64,7 @@ def plan_of(file: Path) -> Plan:
     for index in range(len(job.spec.phases)):
         config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
         # Threads count on CPUs alone; a fixed number makes the plan the same on every machine.
-        planned = plan_phase(config, "cuda", profile, threads=1)
+        planned = plan_phase(config, "accelerator", profile, threads=1)
         report, steps = planned.report, config.phase_steps - begin
         begin = config.phase_steps
         duration = PhaseDuration(

@@ -47,7 +47,7 @@ TRAINER = Package(
     (
         *("", "plan", "plan.memory", "plan.placement", "estimate.time", "estimate"),
         *("estimate.search", "estimate.advice"),
-        *("storage", "runtime.rendezvous", "runtime", "model"),
+        *("storage", "accelerator", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.reading", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training", "measure", "cli"),

@@ -7,6 +7,7 @@ import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.engine.blueprint import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.engine_state import UnitState
@@ -75,7 +76,7 @@ class Ours:
 
     def forecast(self, tokens: int, profile: HardwareProfile) -> Forecast:
         sequences = tokens // self.layout.micro_batches // self.model.sequence_length
-        sizes = Sizes(self.model, self.units, 2, 4, sequences, device="cuda" if self._device.type == "cuda" else "cpu")
+        sizes = Sizes(self.model, self.units, 2, 4, sequences, device=kind_of(self._device))
         state = resident_bytes(self.layout, sizes, 0)
         return Forecast(
             seconds=predict(self.layout, sizes, profile, "bfloat16").timeline.seconds,

@@ -9,7 +9,7 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import click
 from pseudoreal_api.resolved.resolve import phase_config
@@ -89,7 +89,7 @@ def main(
     hardware: Path | None,
     seeds: int,
     names: tuple[str, ...],
-    device: Device,
+    device: Literal["cpu", "cuda"],
     tiny: bool,
     scratch: Path,
 ) -> None:
@@ -123,7 +123,7 @@ def main(
     progress.note(f"all trainings are done; their losses are in {results}")
 
 
-def _check_device(device: Device) -> None:
+def _check_device(device: Literal["cpu", "cuda"]) -> None:
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -192,7 +192,8 @@ def predicted_pace(scale: Scale, study: Study, place: Place, hardware: Path) -> 
     config = phase_config(link.job(place.data(link)), 0, execution=1, work_directory=".", offload_directory=".")
     try:
         profile = read_profile(hardware)
-        line = plan_phase(config, place.device, profile, threads=place.threads).timeline
+        kind: Device = "cpu" if place.device == "cpu" else "accelerator"
+        line = plan_phase(config, kind, profile, threads=place.threads).timeline
     except ValueError as error:
         raise click.UsageError(f"--hardware {hardware}: {error}") from error
     return Pace(line.seconds, 0.0, f"predicted from {hardware}, without starts and validation")

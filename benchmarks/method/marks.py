@@ -59,5 +59,5 @@ def _ratio(file: Path, hardware: Path) -> float:
     for index in (0, len(job.spec.phases) - 1):
         config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
         # Threads count on CPUs alone; a fixed number makes the plan the same on every machine.
-        seconds.append(plan_phase(config, "cuda", profile, threads=1).timeline.seconds)
+        seconds.append(plan_phase(config, "accelerator", profile, threads=1).timeline.seconds)
     return seconds[1] / seconds[0]

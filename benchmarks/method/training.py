@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import structlog
@@ -21,7 +21,6 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pseudoreal_trainer.data.tokens.native import native_files
 from pseudoreal_trainer.data.tokens.reader import TokenReader
-from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.storage.durable import write_atomically
 from pydantic import BaseModel, ConfigDict
 
@@ -67,7 +66,7 @@ class Place:
     """Folder with the folders of all links."""
     texts: Path
     """Folder with a folder of tokens for each text."""
-    device: Device = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
 
     def folder(self, link: Link) -> Path:

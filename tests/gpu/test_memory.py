@@ -21,7 +21,7 @@ SCRATCH = 0.25
 def test_peak_bytes_of_a_blocks_backward_pass_equal_the_prediction(
     compute: str, activation: str, gpu: torch.device, figure: Figure
 ) -> None:
-    found = graphs(SHAPE, compute, activation, device="cuda")
+    found = graphs(SHAPE, compute, activation, device="accelerator")
     with gpu:
         one = BlockPass(found, compute)
     one.both()
@@ -35,7 +35,7 @@ def test_peak_bytes_of_a_blocks_backward_pass_equal_the_prediction(
 def test_peak_bytes_of_the_heads_backward_pass_equal_the_prediction(
     compute: str, gpu: torch.device, figure: Figure
 ) -> None:
-    found = graphs(SHAPE, compute, "GELU", device="cuda")
+    found = graphs(SHAPE, compute, "GELU", device="accelerator")
     with gpu:
         ends = EndPasses(found, compute)
     ends.of_the_head()

@@ -40,7 +40,7 @@ def test_pinned_bytes_equal_the_plan(homes: str, gpu: torch.device, figure: Figu
     saved = engine.state.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
     engine.train(batch, Training(100, RATE, stop=False), 2)
     saved.result()
-    sizes = replace(sizes_of(case), device="cuda", checkpoint_buffer=RING)
+    sizes = replace(sizes_of(case), device="accelerator", checkpoint_buffer=RING)
     planned = resident_bytes(case.layout, sizes, 0) + activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
     pinned = engine.state.memory_report().pinned
     by_torch = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))

@@ -122,8 +122,8 @@ class PhaseConfig(_Kept):
     processes_per_worker: int = Field(description="Ranks in each pod.")
     gpus: int = Field(
         0,
-        description="GPUs that each pod asks for; if there are any, its ranks never train on the CPU. 0: ranks"
-        " train on GPUs where the machine has some.",
+        description="GPUs or other accelerators that each pod asks for; if there are any, its ranks never train on the"
+        " CPU. 0: its ranks train on the CPU. An earlier trainer takes the GPUs that it finds.",
     )
     collective_seconds: int | None = Field(
         None,

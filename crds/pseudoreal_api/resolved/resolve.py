@@ -5,7 +5,7 @@ from math import ceil, isqrt
 from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
-from pseudoreal_api.quantity import count_of
+from pseudoreal_api.resolved.accelerators import NotACount, requested_accelerators
 from pseudoreal_api.resolved.config import (
     CheckpointPolicy,
     DelinkConfig,
@@ -150,7 +150,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
     return {
         "workers": ranks.workers,
         "processes_per_worker": ranks.processes_per_worker,
-        "gpus": gpus_of(phase),
+        "gpus": accelerators_of(spec, phase),
         "parallelism": ResolvedParallelism(
             pipeline=ranks.pipeline,
             schedule=asked.schedule,
@@ -313,7 +313,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
 
     With layout Auto, the number of pipeline ranks is still to be chosen and is given as 1.
     """
-    processes = phase.processes_per_worker or gpus_of(phase) or 1
+    processes = phase.processes_per_worker or accelerators_of(spec, phase) or 1
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
@@ -480,15 +480,10 @@ def has_equal_rounds(spec: PseudoRealJobSpec, phase: Phase, pipeline: int, micro
     return layers_of(spec, phase) % pipeline == 0 and micro_batches % max(1, micro_batches // pipeline) == 0
 
 
-def gpus_of(phase: Phase) -> int:
-    """Return the number of GPUs requested by each pod. Raises UnresolvableJob if a GPU limit is not a whole number."""
-    return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
-
-
-def _count(phase: Phase, resource: str) -> int:
+def accelerators_of(spec: PseudoRealJobSpec, phase: Phase) -> int:
+    """Return the number of accelerators that each pod requests. Raises UnresolvableJob if an amount is no number of
+    devices."""
     try:
-        return count_of(phase.resources.limits[resource])
-    except ValueError as error:
-        raise UnresolvableJob(
-            f"spec.phases[{phase.name}].resources.limits: of {resource}, {error}; write 1, 2 and so on"
-        ) from error
+        return requested_accelerators(spec, phase)
+    except NotACount as error:
+        raise UnresolvableJob(str(error)) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.quantity import amount_of, readable_bytes
-from pseudoreal_api.resolved.resolve import gpus_of, rank_counts
+from pseudoreal_api.resolved.resolve import accelerators_of, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -45,7 +45,7 @@ def stages_left(job: PseudoRealJob, status: PseudoRealJobStatus, phase: str | No
 
 def needs_of(job: PseudoRealJob, phase: Phase, report: PhaseReport) -> PodNeeds:
     """Return the needs of one pod of the phase, from the estimate per rank."""
-    gpus, ranks = gpus_of(phase), rank_counts(job.spec, phase).processes_per_worker
+    gpus, ranks = accelerators_of(job.spec, phase), rank_counts(job.spec, phase).processes_per_worker
     host, device = report.bytes.host, report.peak_device_bytes
     if gpus:
         return PodNeeds(ranks * host, ranks * report.bytes.disk, -(-ranks // gpus) * device)

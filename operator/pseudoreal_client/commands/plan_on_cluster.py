@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from pseudoreal_api.quantity import amount_of
-from pseudoreal_api.resolved.resolve import gpus_of, phase_config, rank_counts
+from pseudoreal_api.resolved.resolve import phase_config, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.observe.claims import Claim, mounted_claims, read_claim
@@ -110,6 +110,7 @@ def _report_stage(target: _Planned, stage: Stage, nodes: list[Node], claims: lis
 def _estimate_phase(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> PlannedPhase:
     phase = job.spec.phases[index]
     config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
+    device: Device = "accelerator" if config.gpus else "cpu"
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
     threads = max(1, int(amount_of(cores)) // rank_counts(job.spec, phase).processes_per_worker)
     if is_auto(config):
@@ -117,9 +118,8 @@ def _estimate_phase(job: PseudoRealJob, index: int, status: PseudoRealJobStatus)
         is_whole = status.elastic is None or status.elastic.phase_name != phase.name
         known = next((one.layout for one in status.phases if one.name == phase.name and is_whole), None)
         # The hardware profile that the job names is a file in its pods, so a default profile is assumed here.
-        device: Device = "cuda" if gpus_of(phase) else "cpu"
         config = laid_out(config, known or choose(config, assumed_profile(device), threads))
-    return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
+    return plan_phase(config, device, None, threads)
 
 
 def _print_reports(reports: list[StageReport], *, as_json: bool) -> None:

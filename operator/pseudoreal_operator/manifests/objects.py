@@ -29,7 +29,7 @@ from pseudoreal_api.names import (
     work_directory,
 )
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
-from pseudoreal_api.resolved.resolve import delink_config, phase_config, rank_counts
+from pseudoreal_api.resolved.resolve import accelerators_of, delink_config, phase_config, rank_counts
 from pseudoreal_api.spec.checkpoint import HuggingFaceWeights, VolumeStorage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase, Resources
@@ -112,6 +112,7 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         spares=phase.spares,
         rendezvous_id=f"{job.metadata.uid}-{execution.phase}-{execution.number}",
         rendezvous_port=rendezvous_port(job),
+        accelerators=accelerators_of(job.spec, phase),
         network=job.spec.network,
         disk=_disk(job, phase) if phase.offload.may_use_disk else None,
         weights=_weights(job) if stage.index == 0 else None,

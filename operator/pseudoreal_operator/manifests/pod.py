@@ -74,10 +74,11 @@ _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karp
 class PodPlan:
     """The parts of a pod that differ between stages.
 
-    `files`: name -> text of the files in CONFIG_DIRECTORY. `rendezvous_id`: None for a delink, which is one process in
-    the default network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging
-    Face weights that the stage may begin with, if they have a volume. `gang`: None if pods are scheduled one by one.
-    `on_one_node`: whether the pods mount a volume that one node has at a time.
+    `accelerators`: number of accelerators that a pod requests. `files`: name -> text of the files in CONFIG_DIRECTORY.
+    `rendezvous_id`: None for a delink, which is one process in the default network. `disk`: volume source for offloaded
+    state; None if no state can be on disk. `weights`: Hugging Face weights that the stage may begin with, if they have
+    a volume. `gang`: None if pods are scheduled one by one. `on_one_node`: whether the pods mount a volume that one
+    node has at a time.
     """
 
     name: str
@@ -89,6 +90,7 @@ class PodPlan:
     workers: int = 1
     processes: int = 1
     spares: int = 0
+    accelerators: int = 0
     rendezvous_id: str | None = None
     rendezvous_port: int = RENDEZVOUS_PORT
     network: Network = field(default_factory=Network)
@@ -216,6 +218,10 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
         "OMP_WAIT_POLICY": "passive",
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
+    if not plan.accelerators:
+        # Images with CUDA ask NVIDIA's container runtime for all GPUs of the node, other pods' as well. Where pods ask
+        # for GPUs, the device plugin sets the variable.
+        values["NVIDIA_VISIBLE_DEVICES"] = "void"
     training = _training_environment(job, plan, settings) if plan.is_training else []
     own = _fixed(values) + training + _storage_environment(job)
     chosen = [_chosen(variable) for variable in plan.pod.env]
@@ -257,7 +263,7 @@ def _ports(plan: PodPlan, settings: Settings) -> Json:
 def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     values = network.environment(plan.network)
     values |= network.nccl_config(plan.network, of_site=settings.nccl_config is not None)
-    if any(name.endswith("/gpu") for name in plan.resources.limits):
+    if plan.accelerators:
         values["NCCL_DEBUG"] = "WARN"
     values |= report_environment(settings) | _rendezvous(job, plan)
     if (port := _metrics_port(plan, settings)) is not None:

@@ -274,7 +274,7 @@ def spread(wanted: PseudoRealJob, there: list[Node]) -> StageReport:
     """Return the report, with the bytes that cross between racks and between nodes."""
     found = report(wanted, there, PodNeeds(20 * GIB, 0, 0))
     planned = plan_phase(
-        phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "cuda", None, 1
+        phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "accelerator", None, 1
     )
     return replace(found, levels=traffic_levels(found.fit, found.pods.topology, planned.layout.mesh, planned.flows))
 

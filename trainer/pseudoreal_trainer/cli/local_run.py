@@ -17,6 +17,7 @@ from pseudoreal_api.spec.checkpoint import Storage
 from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.wire.messages import TerminationMessage
 
+from pseudoreal_trainer.accelerator.environment import TAKE_FOUND
 from pseudoreal_trainer.cli.run_directory import RunDirectory
 from pseudoreal_trainer.portable import loopback_interface
 from pseudoreal_trainer.runtime.termination import TERMINATION_LOG
@@ -148,7 +149,8 @@ def set_endpoint(storage: Storage) -> None:
 
 
 def _environment(termination: Path) -> dict[str, str]:
-    own = {"PET_NNODES": "1", TERMINATION_LOG: str(termination.resolve())}
+    # The machine is the user's own: its accelerators belong to nobody else.
+    own = {"PET_NNODES": "1", TERMINATION_LOG: str(termination.resolve()), TAKE_FOUND: "1"}
     return {"GLOO_SOCKET_IFNAME": loopback_interface()} | dict(os.environ) | own
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import yaml
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.resolved.resolve import gpus_of, phase_config
+from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -131,13 +131,9 @@ def _select_phases(file: Path, name: str | None, profile: HardwareProfile | None
     if name is not None and name not in names:
         raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
     wanted = [index for index, known in enumerate(names) if name in (None, known)]
-    return [
-        (
-            phase_config(job, index, execution=1, work_directory=".", offload_directory="."),
-            "cuda" if gpus_of(job.spec.phases[index]) or (profile and profile.overlaps) else "cpu",
-        )
-        for index in wanted
-    ]
+    configs = [phase_config(job, index, execution=1, work_directory=".", offload_directory=".") for index in wanted]
+    has_accelerators = profile is not None and profile.overlaps
+    return [(config, "accelerator" if config.gpus or has_accelerators else "cpu") for config in configs]
 
 
 def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:

@@ -28,48 +28,55 @@ class NotResident(RuntimeError):
 class PendingAllGather:
     """Hierarchical all-gather of a unit in flight: first across replicas, then within this replica.
 
-    A stage is skipped if its group has one rank. On a GPU the second stage is launched at once, because its stream
-    waits for the first. On a CPU the calling thread itself would wait for the first stage, while other pipeline ranks
-    may need this thread. So on a CPU the second stage is launched once `can_launch_second` is true, or when the plan
-    needs the copy. All ranks launch second stages in the order of the first stages.
+    A stage is skipped if its group has one rank. On an accelerator the second stage is launched at once, because a
+    stream waits for the first. On a CPU the calling thread itself would wait for the first stage, while other pipeline
+    ranks may need this thread. So on a CPU the second stage is launched once `can_launch_second` is true, or when the
+    plan needs the copy. All ranks launch second stages in the order of the first stages.
     """
 
-    def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
+    def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, streams: Streams, trace: Trace) -> None:
         """`flat`: output, [all parts]. `part`: this rank's own part, on the same device. The gather owns both tensors
         until it is done; `part` must not change before then."""
-        self._groups, self._flat, self._part, self._trace = groups, flat, part, trace
-        self._inter_work: dist.Work | None = None
-        self._intra_work: dist.Work | None = None
+        self._groups, self._flat, self._part, self._streams, self._trace = groups, flat, part, streams, trace
+        self._first: dist.Work | None = None
+        """First of two stages, until the second is launched."""
+        self._last: dist.Work | None = None
         if groups.inter is None:
-            self._intra_work = self._gather_intra(part)
-            return
-        inter_slice = groups.inter_slice(flat)
-        self._trace.count_bytes("replicas", inter_slice.nbytes - part.nbytes)
-        self._inter_work = dist.all_gather_into_tensor(inter_slice, part, group=groups.inter, async_op=True)
-        if flat.is_cuda:
-            self.launch_second()
+            self._last = self._gather_intra(part)
+        elif groups.intra is None:
+            self._last = self._gather_inter()
+        else:
+            self._first = self._gather_inter()
+            if flat.device.type != "cpu":
+                self.launch_second()
 
     @property
     def is_launched(self) -> bool:
         """Whether all stages were launched."""
-        return self._inter_work is None
+        return self._first is None
 
     @property
     def can_launch_second(self) -> bool:
         """Whether the second stage can be launched without waiting."""
-        return self._inter_work is None or self._inter_work.is_completed()
+        return self._first is None or self._first.is_completed()
 
     def launch_second(self) -> None:
         """Wait for the first stage and launch the second. Does nothing if the second stage was launched before."""
-        if self._inter_work is not None:
-            self._inter_work.wait()
-            self._inter_work = None
-            self._intra_work = self._gather_intra(self._groups.inter_slice(self._flat))
+        if self._first is not None:
+            with self._streams.on(Stream.GATHER):
+                self._first.wait()
+                self._last = self._gather_intra(self._groups.inter_slice(self._flat))
+            self._first = None
 
     def wait(self) -> None:
         self.launch_second()
-        if self._intra_work is not None:
-            self._intra_work.wait()
+        if self._last is not None:
+            self._last.wait()
+
+    def _gather_inter(self) -> dist.Work | None:
+        inter_slice = self._groups.inter_slice(self._flat)
+        self._trace.count_bytes("replicas", inter_slice.nbytes - self._part.nbytes)
+        return dist.all_gather_into_tensor(inter_slice, self._part, group=self._groups.inter, async_op=True)
 
     def _gather_intra(self, own: Tensor) -> dist.Work | None:
         if self._groups.intra is None:
@@ -320,7 +327,7 @@ class Copies:
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        gather = PendingAllGather(self._groups.unit_groups(unit), flat, shard, self._trace)
+        gather = PendingAllGather(self._groups.unit_groups(unit), flat, shard, self._streams, self._trace)
         if not gather.is_launched:
             self._half_launched.append((unit, gather))
         return gather

@@ -46,6 +46,7 @@ class Engine:
             master=blueprint.master,
             compute=blueprint.compute,
             folder=blueprint.offload_directory,
+            enter_thread=streams.enter_thread,
         )
         self._executor = StepExecutor(blueprint, store, groups, streams, trace)
         self.state = EngineState(store, self._executor.updates, groups.layout, streams, trace)

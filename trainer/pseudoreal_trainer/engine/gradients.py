@@ -292,18 +292,22 @@ class ReductionThread:
     def _finish_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         state, on_device = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
         try:
-            with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
-                self._finish_sum(record, pending)
-                self._record_square(record.unit, pending.result)
+            with self._trace.span("reduce", record):
+                with self._streams.on(Stream.REDUCTION):
+                    self._finish_sum(record, pending)
+                    self._record_square(record.unit, pending.result)
+                    reduced = self._streams.record_event()
                 # Wait for AdamW after the collectives of this sum: a wait before the collectives would make other ranks
                 # wait, too.
                 if after is not None:
                     after.result()
-                state.keep_gradient(pending.result)
-                if not on_device:
-                    self._trace.count_bytes("d2h", pending.result.nbytes)
-                # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
-                synchronize(self._streams.record_event())
+                with self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
+                    self._streams.wait_event(reduced)
+                    state.keep_gradient(pending.result)
+                    if not on_device:
+                        self._trace.count_bytes("d2h", pending.result.nbytes)
+                    # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
+                    synchronize(self._streams.record_event())
         finally:
             # Give the buffer back even after a failure: the main thread may be waiting for a buffer.
             if pending.buffer is not None:
@@ -343,7 +347,7 @@ class ReductionThread:
         # like waiting for other ranks.
         synchronize(computed)
         # On a side stream: reading a value on the compute stream would wait for all passes launched so far.
-        with self._trace.span("agree", record), self._streams.on(Stream.UPDATE):
+        with self._trace.span("agree", record), self._streams.on(Stream.REDUCTION):
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
             values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, requested)]
             if self._has_z_loss:
@@ -409,7 +413,7 @@ class ReductionThread:
         # Layout and settings are the same on all ranks that use the unit, so all of them or none reach the collective.
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
-        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
+        with self._streams.on(Stream.REDUCTION), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             counted = self._square_to_count(unit, square)
             ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
@@ -427,7 +431,8 @@ class ReductionThread:
             return agreement
         mine = [float(unit in self._skipped) for unit in range(self._layout.units)]
         synchronize(computed)
-        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
+        waits_for = "agrees on what the step left out and counted"
+        with self._streams.on(Stream.REDUCTION), self._heartbeat.waiting(waits_for):
             lists = mine, statistics.flatten().tolist()
             counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
         skipped = tuple(unit for unit, count in enumerate(counts) if count)

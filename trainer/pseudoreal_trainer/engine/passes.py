@@ -158,7 +158,7 @@ class TokenBuffer:
 
     def to_device(self, tokens: Tensor) -> Tensor:
         """Return the tokens, [B, T + 1], on the device."""
-        if not self._streams.are_real or tokens.device.type == "cuda":
+        if not self._streams.are_real or tokens.device.type != "cpu":
             return tokens
         begin, self._used = self._used, self._used + tokens.nbytes
         pinned = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)

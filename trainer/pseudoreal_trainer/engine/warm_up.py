@@ -41,7 +41,7 @@ class WarmUp:
         self._done.update(shapes)
         passes.copies.unbind()
         if passes.streams.are_real:
-            torch.cuda.synchronize(passes.streams.device)
+            torch.accelerator.synchronize(passes.streams.device)
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:

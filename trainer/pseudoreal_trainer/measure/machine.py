@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of
 from pseudoreal_trainer.cgroups import threads_of, usable_processors
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, TransferSpeed
@@ -36,17 +37,17 @@ def messages_of_rank(device: torch.device) -> int:
 
 def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
     """Measure as one rank among others; the first rank writes the speeds to the folder."""
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
-    if device_type == "cuda":
+    device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, rank)
+    if device_type != "cpu":
         # Before anything is pinned: pinning creates a context on the current device, by default device 0.
-        torch.cuda.set_device(device)
+        torch.accelerator.set_device_index(device)
     torch.set_num_threads(threads_of(world))
     ranks = Ranks(rank, world, device)
     if world > 1:
         # All ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         rendezvous = f"file://{folder}/rendezvous-{world}"
-        backend = "nccl" if device_type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
     speeds = _speeds(ranks, say)
     if ranks.is_first:
@@ -60,7 +61,7 @@ def speeds_file(folder: Path, world: int) -> Path:
 
 
 def _speeds(ranks: Ranks, say: Say) -> Speeds:
-    device, on_gpu = ranks.device, ranks.device.type == "cuda"
+    device = ranks.device
     passes = _passes(ranks, say)
     say("memory, copies and the optimizer")
     on_device = transfers.update_seconds_per_element(device, ranks.world)
@@ -77,9 +78,9 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
         pass_seconds=overhead,
         memory_bytes_per_second=memory,
         update_on_device_seconds_per_element=on_device,
-        update_on_host_seconds_per_element=transfers.update_seconds_per_element(_CPU, ranks.world)
-        if on_gpu
-        else on_device,
+        update_on_host_seconds_per_element=on_device
+        if device.type == "cpu"
+        else transfers.update_seconds_per_element(_CPU, ranks.world),
         h2d=h2d,
         d2h=d2h,
         disk_read=disk_read,
@@ -122,27 +123,30 @@ def measurements() -> int:
 
 def measure_machine(progress: Progress) -> HardwareProfile:
     """Return the profile of this machine. Raises the error of a failed rank."""
-    on_gpu = _device().type == "cuda"
+    device = _device()
+    on_cpu = device.type == "cpu"
     # As in the pods: threads that spin while they wait would steal time from the other ranks.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         speeds = [_measure_with(ranks, Path(folder), progress) for ranks in _rank_counts()]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return HardwareProfile(
-        name=torch.cuda.get_device_name() if on_gpu else f"{platform.node()}, {usable_processors()} cores",
-        overlaps=on_gpu,
-        device_bytes=torch.cuda.get_device_properties(0).total_memory - DEVICE_RESERVE if on_gpu else None,
+        name=f"{platform.node()}, {usable_processors()} cores" if on_cpu else adapter_of(device).name,
+        overlaps=not on_cpu,
+        device_bytes=None if on_cpu else torch.accelerator.get_memory_info(device)[1] - DEVICE_RESERVE,
         host_bytes=memory // max(_rank_counts()),
         speeds=speeds,
     )
 
 
 def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the first accelerator; the CPU on a machine without one."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if kind is None else torch.device(kind.type, 0)
 
 
 def _rank_counts() -> list[int]:
-    most = torch.cuda.device_count() if torch.cuda.is_available() else usable_processors()
+    most = usable_processors() if _device().type == "cpu" else torch.accelerator.device_count()
     return sorted({1, min(most, _MOST_RANKS)})
 
 

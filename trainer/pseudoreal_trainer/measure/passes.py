@@ -13,6 +13,7 @@ from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.estimate.time.hardware import PassSpeed, Precision
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.block import Block
@@ -26,7 +27,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 def scratch_share(act: Callable[[], object], device: torch.device, planned: int) -> float:
     """Return the bytes of scratch memory per byte of `planned`, the peak of `act` according to the plan."""
-    most = _most_on_gpu(act, device) if device.type == "cuda" else most_on_cpu(act)
+    most = most_on_cpu(act) if device.type == "cpu" else _most_on_accelerator(act, device)
     return max(0.0, most / planned - 1)
 
 
@@ -46,18 +47,18 @@ def most_on_cpu(act: Callable[[], object]) -> int:
     return most
 
 
-def _most_on_gpu(act: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+def _most_on_accelerator(act: Callable[[], object], device: torch.device) -> int:
+    torch.accelerator.synchronize(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    before = torch.accelerator.memory_allocated(device)
     act()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    torch.accelerator.synchronize(device)
+    return torch.accelerator.max_memory_allocated(device) - before
 
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_SEQUENCE = {"cuda": 2048, "cpu": 128}
-_HEAD_WIDTH = {"cuda": 128, "cpu": 32}
+_SEQUENCE: dict[Device, int] = {"accelerator": 2048, "cpu": 128}
+_HEAD_WIDTH: dict[Device, int] = {"accelerator": 128, "cpu": 32}
 """Width of an attention head, as in models trained on such a device. Attention's share of a block's time depends on
 this width."""
 _LONG_SECONDS = 0.05
@@ -93,15 +94,12 @@ class Cell:
 def rows(device: torch.device) -> list[list[Cell]]:
     """Return the measurements in rows. The cells of a row have one precision and width, in ascending order of
     tokens."""
-    on_gpu = device.type == "cuda"
-    widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
-    lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
-    places, kind = product(_DTYPES, widths), device_type(device)
+    kind = kind_of(device)
+    on_accelerator = kind == "accelerator"
+    widths = (1024, 4096, 8192) if on_accelerator else (64, 128, 256, 512)
+    lengths = (512, 4096, 16384) if on_accelerator else (64, 256, 1024, 4096)
+    places = product(_DTYPES, widths)
     return [[Cell(compute, width, tokens, kind) for tokens in lengths] for compute, width in places]
-
-
-def device_type(device: torch.device) -> Device:
-    return "cuda" if device.type == "cuda" else "cpu"
 
 
 def is_slow(cell: Cell, speed: PassSpeed) -> bool:
@@ -130,7 +128,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
     loss = Loss(torch.float32)
     whole = seconds_of(lambda: loss.backward(head, source, targets, 1, take=lambda *_: None), device)
     flops = cell.flops
-    sizes = replace(cell.sizes, device=device_type(device))
+    sizes = replace(cell.sizes, device=kind_of(device))
     return PassSpeed(
         compute=cell.compute,
         hidden=cell.hidden,

@@ -12,12 +12,14 @@ import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
 from pseudoreal_trainer.estimate.time.hardware import Collectives, TransferSpeed
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 _SMALL = 2**14
@@ -30,9 +32,9 @@ _SHARE_OF_MEMORY = 8
 DISK_BYTES = 2**26
 """Size in bytes of a transfer to or from a disk: enough to keep as many requests pending as the engine does, for a
 while."""
-_COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
-"""Device type -> size in bytes of a collective's vector. Between processes on a CPU, messages are far slower than any
-cache."""
+_COLLECTIVE_BYTES: dict[Device, int] = {"accelerator": 2**29, "cpu": 2**23}
+"""Kind of device -> size in bytes of a collective's vector. Between processes on a CPU, messages are far slower than
+any cache."""
 _CLIP = 0.999
 _MEMORY = Path("/proc/meminfo")
 _CPU = torch.device("cpu")
@@ -40,7 +42,7 @@ _CPU = torch.device("cpu")
 
 def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
     """Return the size in bytes of a vector, if each of `ranks` ranks of one machine measures with `vectors` vectors."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes() // ranks
+    free = _available_bytes() // ranks if device.type == "cpu" else torch.accelerator.get_memory_info(device)[0]
     return min(MOST_BYTES, int(free / _SHARE_OF_MEMORY / vectors)) // 4096 * 4096
 
 
@@ -108,7 +110,7 @@ def disk() -> tuple[TransferSpeed, TransferSpeed]:
 
 def collectives(ranks: Ranks) -> Collectives:
     """Return the speeds of the collectives over all ranks, in bytes sent by each rank."""
-    world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
+    world, large = ranks.world, _COLLECTIVE_BYTES[kind_of(ranks.device)]
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> TransferSpeed:
@@ -144,7 +146,7 @@ def point_to_point(ranks: Ranks) -> TransferSpeed:
 
         return size, seconds_together(act, ranks)
 
-    return line_through(timed(_SMALL), timed(_COLLECTIVE_BYTES[ranks.device.type]))
+    return line_through(timed(_SMALL), timed(_COLLECTIVE_BYTES[kind_of(ranks.device)]))
 
 
 def agree_seconds(ranks: Ranks) -> float:

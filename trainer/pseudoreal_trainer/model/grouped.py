@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of
+
 _ALIGNMENT = 16
 """Alignment in bytes: every row of an operand starts at a multiple (torch.nn.functional.grouped_mm)."""
 
@@ -63,9 +65,9 @@ def can_group(rows: Tensor, weight: Tensor) -> bool:
     aligned = (weight.data_ptr(), *(size * weight.itemsize for size in weight.shape[1:]))
     if not hasattr(F, "grouped_mm") or any(number % _ALIGNMENT for number in aligned):
         return False
-    if rows.is_cuda:
-        return rows.dtype is torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
-    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16)
+    if rows.device.type == "cpu":
+        return rows.dtype in (torch.float32, torch.bfloat16)
+    return adapter_of(rows.device).can_group(rows.dtype)
 
 
 class _GroupedLinear(torch.autograd.Function):

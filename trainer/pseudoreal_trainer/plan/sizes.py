@@ -9,7 +9,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
 from pseudoreal_trainer.plan.units import Unit
 
-Device = Literal["cpu", "cuda"]
+Device = Literal["cpu", "accelerator"]
 """Type of the device that trains, as in torch."""
 
 MOMENTS = 2
@@ -21,7 +21,7 @@ LOGIT_BYTES = 256 << 20
 matrix."""
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-_ALLOCATED = {"cpu": 1, "cuda": 512}
+_ALLOCATED = {"cpu": 1, "accelerator": 512}
 """Allocation granularity in bytes: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
 (kMinBlockSize of CUDACachingAllocator, torch 2.11 to 2.15)."""
 

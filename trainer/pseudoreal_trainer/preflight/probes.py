@@ -10,13 +10,16 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
+from pseudoreal_trainer.accelerator.adapters import kind_of
+from pseudoreal_trainer.plan.sizes import Device
+
 # Each measurement reports the fastest of many tries: other load has delayed that try least.
 _PRODUCT_SECONDS = 1.0
 """Seconds spent on products, long enough for a GPU to reach its clock and for other load on a CPU to pass."""
 _SUMS = 20
 # On a CPU, 256 is small enough for a product to finish within one time slice of the scheduler.
-_SIDES = {"cuda": 4096, "cpu": 256}
-_NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 18}
+_SIDES: dict[Device, int] = {"accelerator": 4096, "cpu": 256}
+_NUMBERS: dict[Device, int] = {"accelerator": 1 << 24, "cpu": 1 << 18}
 """Number of float32 elements in an all-reduce."""
 
 
@@ -26,7 +29,7 @@ class WrongSum(ArithmeticError):
 
 def product(device: torch.device) -> tuple[float, bool]:
     """Return the seconds of the fastest product, and whether all products were correct."""
-    left, right = factors(_SIDES[device.type])
+    left, right = factors(_SIDES[kind_of(device)])
     weights = (torch.arange(right.shape[1]) % 5 + 1).double()
     # Integers small enough that no order of summation rounds: the expected result is exact.
     expected = left.double() @ (right.double() @ weights)
@@ -67,12 +70,12 @@ def sums(store: Store, number: int, device: torch.device, seconds: float) -> flo
 
 def _open_pair(store: Store, number: int, device: torch.device, seconds: float) -> None:
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        dist.get_default_backend_for_device(device),
         store=store,
         rank=number,
         world_size=2,
         timeout=timedelta(seconds=seconds),
-        device_id=device if device.type == "cuda" else None,
+        device_id=None if device.type == "cpu" else device,
     )
 
 
@@ -87,7 +90,7 @@ def _reset_group_counter() -> None:
 
 
 def _sums(number: int, device: torch.device) -> float:
-    pattern = (torch.arange(_NUMBERS[device.type]) % 1021).float().to(device)
+    pattern = (torch.arange(_NUMBERS[kind_of(device)]) % 1021).float().to(device)
     seconds = []
     # The first all-reduce opens the connection and is not timed.
     for _ in range(1 + _SUMS):
@@ -102,6 +105,6 @@ def _sums(number: int, device: torch.device) -> float:
 
 def _now(device: torch.device) -> float:
     """Return time.perf_counter() after the device has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()

@@ -15,6 +15,7 @@ import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 
+from pseudoreal_trainer.accelerator.environment import accelerator_environment
 from pseudoreal_trainer.cgroups import exhausted, pod_memory, threads_of
 from pseudoreal_trainer.runtime.failures import read_crashes
 from pseudoreal_trainer.runtime.heartbeat import Clock, process_state, read_heartbeat
@@ -176,7 +177,7 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: Rende
     }
     return (
         defaults
-        | gpu_environment(config)
+        | accelerator_environment(config)
         | dict(os.environ)
         | rendezvous(os.environ, config, identity)
         | {OUTCOME_DIRECTORY: str(folder.path), MEMBERSHIP: str(identity.membership)}
@@ -202,28 +203,6 @@ def _run_torchrun(
             if not launch.folder.has_ranks():
                 process.terminate()  # torchrun waits for a pod that never arrives
         local_ranks.check()
-
-
-def gpu_environment(config: PhaseConfig) -> dict[str, str]:
-    """Return the environment variables for ranks on GPUs; empty for a pod without GPUs. Creates the folder of the
-    flight recorder."""
-    if not config.gpus:
-        return {}
-    folder = Path(config.work_directory) / "flight-recorder"
-    folder.mkdir(parents=True, exist_ok=True)
-    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
-    found = {
-        # Flight recorder: the last collectives of each rank, written when one times out; read with torch's fr_trace.
-        # Each variable is set under its present name and its name before torch 2.9.
-        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-        **dict.fromkeys(("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
-        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
-    }
-    if config.parallelism.pipeline > 1:
-        # By default, CUDA loads a kernel at its first launch, and the load waits for all running kernels. A running
-        # kernel may be receiving a message that depends on the kernel about to be launched: a deadlock.
-        found["CUDA_MODULE_LOADING"] = "EAGER"
-    return found
 
 
 # On macOS, a process that has imported torch must not be forked: its system libraries have threads of their own.

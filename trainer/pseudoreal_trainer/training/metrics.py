@@ -17,6 +17,7 @@ import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport, Sample
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of, kind_of
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -31,7 +32,6 @@ from pseudoreal_trainer.training.metrics_file import METRICS_FILE, PersistedMetr
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks import figures_of, finish_sinks, open_sinks, texts_of
-from pseudoreal_trainer.training.start import device_kind
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Gauges:
         return None if self.peak is None else self.operations(counted) / seconds / self.peak
 
     def device_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return None if self.device.type == "cpu" else torch.accelerator.max_memory_allocated(self.device)
 
     def host_bytes(self) -> int:
         return peak_resident_bytes()
@@ -71,9 +71,9 @@ class Gauges:
 
 def phase_gauges(config: PhaseConfig, ranks: Ranks) -> Gauges:
     tokens = config.batch.sequences * config.model.sequence_length
-    knows_peak = ranks.device.type == "cuda" and config.precision.compute == "bfloat16"
-    peak = peak_operations(torch.cuda.get_device_name(ranks.device)) if knows_peak else None
-    return Gauges(phase_sizes(config, device_kind(ranks)), tokens, config.ranks, peak, ranks.device)
+    knows_peak = ranks.device.type != "cpu" and config.precision.compute == "bfloat16"
+    peak = peak_operations(adapter_of(ranks.device).name) if knows_peak else None
+    return Gauges(phase_sizes(config, kind_of(ranks.device)), tokens, config.ranks, peak, ranks.device)
 
 
 _WINDOW = 20

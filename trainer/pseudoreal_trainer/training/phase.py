@@ -9,6 +9,7 @@ import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.lineage import remember_lineage
 from pseudoreal_trainer.checkpoint.manifest import Manifest
@@ -37,7 +38,6 @@ from pseudoreal_trainer.training.sinks import check_packages
 from pseudoreal_trainer.training.start import (
     agree_on_corpus,
     check_corpus,
-    device_kind,
     fill,
     first_progress,
     open_engine,
@@ -89,7 +89,7 @@ def train_phase(
     check_corpus(corpus.identity, origin)
     imported = open_imported(config, origin, checks=ranks.is_first)
     ranks.heartbeat.working("makes the engine")
-    layout = phase_layout(config, device_kind(ranks))
+    layout = phase_layout(config, kind_of(ranks.device))
     failure = ranks.heartbeat.failure
     # Record a failure before the contexts are left: leaving them can take as long as a disk or server hangs.
     with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine, failure.noticed():
@@ -98,7 +98,7 @@ def train_phase(
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
         with open_data_source(config, corpus, progress, engine.groups) as data:
-            validations = phase_validations(config, corpus, layout, device_kind(ranks))
+            validations = phase_validations(config, corpus, layout, kind_of(ranks.device))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
             meter = Meter(ranks.heartbeat, lambda: data.waited_seconds)
             gauges = phase_gauges(config, ranks)

@@ -35,7 +35,6 @@ from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.model.reference import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
-from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from pseudoreal_trainer.storage.hub import weights_folder
 from pseudoreal_trainer.training.progress import Progress
@@ -119,12 +118,8 @@ def first_progress(config: PhaseConfig, origin: Origin, imported: Weights | None
     return replace(progress, ending=Ending()) if config.phase_steps == config.total_steps else progress
 
 
-def device_kind(ranks: Ranks) -> Device:
-    return "cuda" if ranks.device.type == "cuda" else "cpu"
-
-
 def uses_compiler(config: PhaseConfig, ranks: Ranks) -> bool:
-    return config.compile.mode == "Blocks" and ranks.device.type == "cuda"
+    return config.compile.mode == "Blocks" and ranks.device.type != "cpu"
 
 
 def require_compiler() -> None:

@@ -319,6 +319,17 @@ def test_gpus_set_nccl_debug_and_are_kept_from_delinks() -> None:
     assert "NCCL_DEBUG" not in environment()
 
 
+@pytest.mark.parametrize("resources", [{"limits": {"amd.com/gpu": 2}}, {"limits": {"nvidia.com/mig-1g.10gb": 2}}])
+def test_pods_that_ask_for_no_accelerator_are_shown_none(resources: dict[str, Any]) -> None:
+    """Images with CUDA ask for all GPUs of the node, and where NVIDIA's runtime is the default they get them."""
+    assert environment()["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert environment(DELINK)["NVIDIA_VISIBLE_DEVICES"] == "void"
+    asked = {"spec__phases__1__resources": resources, "spec__phases__1__batch": {"sequences": 8}}
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(**asked)
+    claims = {"spec": {"containers": [{"name": "trainer", "resources": {"claims": [{"name": "gpus"}]}}]}}
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(spec__pod={"template": claims})
+
+
 def test_image_queue_and_priority_come_from_the_spec() -> None:
     assert (container()["image"], container()["imagePullPolicy"]) == (SETTINGS.trainer_image, "IfNotPresent")
     assert container(spec__pod={"image": "mine:1"})["image"] == "mine:1"

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from pseudoreal_trainer.accelerator.environment import TAKE_FOUND
 from pseudoreal_trainer.engine.ranks.ranks import check_devices, device_of_rank, open_ranks
 from pseudoreal_trainer.errors import TrainingError
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -16,12 +17,13 @@ LIMIT = timedelta(seconds=300)
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Returns a function that sets the number of GPUs that torch finds."""
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Returns a function that sets the number of accelerators that torch finds, and their type."""
 
-    def say(count: int) -> None:
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    def say(count: int, kind: str = "cuda") -> None:
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
 
@@ -30,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize(("gpus", "ranks", "there"), [(1, 1, 0), (8, 8, 7), (1, 2, 1)])
 def test_a_pod_that_requested_gpus_does_not_train_on_the_cpu(
-    gpus: int, ranks: int, there: int, found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    gpus: int, ranks: int, there: int, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal comes before the rank meets the other ranks, which would wait for it in another network."""
     found(there)
@@ -42,15 +44,39 @@ def test_a_pod_that_requested_gpus_does_not_train_on_the_cpu(
         pass
 
 
-def test_a_job_that_requested_no_gpus_uses_the_available_device(
-    found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("said", [None, "", "0", "true"])
+def test_a_pod_that_requested_no_gpus_never_takes_one(
+    said: str | None, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A runtime may show it all GPUs of the node, which other pods have asked for."""
+    if said is not None:
+        monkeypatch.setenv(TAKE_FOUND, said)
+    found(8)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: pytest.fail("it need not ask"))
+    assert device_of_rank() == CPU
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_local_run_takes_the_accelerators_of_the_machine_if_there_is_one_for_each_rank(
+    kind: str, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TAKE_FOUND, "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    found(0)
+    for count in (0, 1):
+        found(count, kind)
+        assert device_of_rank() == CPU
+    found(2, kind)
+    assert device_of_rank() == device_of_rank(2) == torch.device(kind, 1)
+
+
+def test_a_torch_without_support_of_accelerators_trains_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TAKE_FOUND, "1")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     assert device_of_rank() == CPU
-    found(2)
-    assert device_of_rank() == device_of_rank(2) == torch.device("cuda", 1)
+    with pytest.raises(TrainingError, match="asked for 1 GPUs and has 1 ranks, but torch finds 0"):
+        device_of_rank(1)
 
 
 IMAGE = ["sm_75", "sm_80", "sm_90", "sm_100"]
@@ -80,7 +106,7 @@ def test_a_gpu_for_which_torch_has_no_code_is_refused_by_name(
     architectures: list[str],
     capability: tuple[int, int],
     runs: bool,
-    found: Callable[[int], None],
+    found: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found(1)
@@ -114,7 +140,7 @@ def _check(devices: list[torch.device]) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("device", [CPU, GPU, torch.device("xpu", 0)])
 def test_ranks_with_one_kind_of_device_start(device: torch.device) -> None:
     assert _check([device] * 3) == [""] * 3
 

@@ -94,7 +94,7 @@ def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> No
     placeholders."""
     job = parse_job(EXAMPLES / "m6-10t.yaml")
     config = phase_config(job, 1, execution=1, work_directory=".", offload_directory=".")
-    layout, units = fixed_layout(config, phase_sizes(config, "cuda")), units_of(config.model, config.sharing)
+    layout, units = fixed_layout(config, phase_sizes(config, "accelerator")), units_of(config.model, config.sharing)
     tensors = tensors_of(layout, units, "float32")
     assert len([name for name in tensors if ".experts." in name]) == 2 * LAYERS
     for name, tensor in tensors.items():

@@ -3,7 +3,6 @@
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,7 +137,7 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
         calls.append("measured")
         return profile().speeds[0]
 
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", calls.append)
     monkeypatch.setattr(machine, "_speeds", measured)
     threads = torch.get_num_threads()
     machine.measure_as_rank(0, 1, "cuda", tmp_path, lambda _: None)
@@ -148,15 +147,16 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_the_device_bytes_of_a_profile_exclude_the_reserve(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    kind = torch.device("cuda") if gpus else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *, check_available: check_available and kind)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (0, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     monkeypatch.setattr(machine, "_measure_with", lambda ranks, *_: profile(ranks=ranks).speeds[0])
     found = machine.measure_machine(lambda _: None)
     assert found.device_bytes == (78 * 2**30 if gpus else None)
     assert found.overlaps == (gpus > 0)
+    assert found.name == "a GPU" or not gpus
 
 
 def test_passes_of_a_gpu_have_the_attention_of_its_models() -> None:

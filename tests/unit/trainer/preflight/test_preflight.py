@@ -133,7 +133,7 @@ def test_a_hanging_device_does_not_delay_the_check_beyond_its_limit(monkeypatch:
 
 def test_a_missing_gpu_is_part_of_the_result_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check does not fall back to the CPU, where the other ranks would wait for this one in vain."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     own = CheckedRank(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
     (fault,) = check_rank(own, Limits(product=30))[0].broken
     assert "rank 0 on node node-0 computed no product (TrainingError: this pod asked for 8 GPUs" in fault.text

@@ -17,7 +17,7 @@ def test_a_phase_pins_what_the_plan_says(
     job_body["spec"]["precision"] = {"compute": "bfloat16"}
     job_body["spec"]["phases"][0] |= {"offload": {"home": home}, "activations": {"home": activations}}
     phase = config(0)
-    planned = plan_phase(phase, "cuda", None, threads=1).report.bytes
+    planned = plan_phase(phase, "accelerator", None, threads=1).report.bytes
     memory = pretend_gpu(monkeypatch)
     assert train(phase).outcome == "Succeeded"
     assert memory.most == planned.pinned

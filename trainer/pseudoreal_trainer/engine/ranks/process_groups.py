@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool, Users
 from pseudoreal_trainer.plan.mesh import Groups
@@ -204,7 +205,7 @@ class _GroupMaker:
 
     @property
     def on_gpus(self) -> bool:
-        return self.ranks.device.type == "cuda"
+        return self.ranks.device.type != "cpu"
 
     def own_group(self, members: list[list[int]]) -> Group | None:
         """Return this rank's group on the device's backend; `members` are disjoint sets of ranks. None for a rank that
@@ -212,8 +213,7 @@ class _GroupMaker:
         if not self.on_gpus:
             return self.own_gloo_group(members)
         several = [one for one in members if len(one) > 1]
-        # One collective call of all ranks creates all these groups together.
-        return _own(dist.split_group(split_ranks=several, timeout=self.ranks.limit)) if several else None
+        return _own(adapter_of(self.ranks.device).split_group(several, self.ranks.limit)) if several else None
 
     def own_gloo_group(self, members: list[list[int]]) -> Group | None:
         """Return this rank's gloo group; `members` are disjoint sets of ranks. One collective call per set."""

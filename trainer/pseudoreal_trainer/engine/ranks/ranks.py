@@ -1,7 +1,6 @@
 """The processes that train together, and small collectives over all of them."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of
+from pseudoreal_trainer.accelerator.environment import may_take_found
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 
@@ -57,8 +58,8 @@ class Ranks:
 
 @contextmanager
 def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
-    """Yield the ranks that train together: all processes of torchrun, or this process alone. `gpus`: number of GPUs
-    that the pod requests. Raises TrainingError if a rank that should have a GPU has none."""
+    """Yield the ranks that train together: all processes of torchrun, or this process alone. `gpus`: number of
+    accelerators that the pod requests. Raises TrainingError if a rank that should have one has none."""
     heartbeat = heartbeat or Heartbeat()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
     if world == 1:
@@ -75,25 +76,24 @@ def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: time
 def _join(device: torch.device, limit: timedelta | None) -> None:
     store, rank, world = next(rendezvous("env://", timeout=limit or default_pg_timeout))
     check_devices(store, rank, world, device, limit)
-    on_gpu = device.type == "cuda"
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        dist.get_default_backend_for_device(device),
         store=PrefixStore("ranks", store),
         rank=rank,
         world_size=world,
         timeout=limit,
         # With a device, NCCL connects all ranks here, where a failure is easy to attribute. `split_group` needs a
         # device, too.
-        device_id=device if on_gpu else None,
+        device_id=None if device.type == "cpu" else device,
     )
 
 
 def check_devices(store: Store, rank: int, world: int, device: torch.device, limit: timedelta | None = None) -> None:
-    """Raise TrainingError on all ranks if some of them have a GPU and others have none. Collective.
+    """Raise TrainingError on all ranks if some of them have an accelerator and others have none. Collective.
 
     Such ranks would communicate through different networks, and wait for each other until the limit.
     """
-    kind = "GPU" if device.type == "cuda" else "CPU"
+    kind = "CPU" if device.type == "cpu" else "GPU"
     store.set(f"a rank with a {kind}", str(rank))
     if store.add("ranks", 1) == world:
         store.set("all ranks", "are here")
@@ -108,50 +108,26 @@ def check_devices(store: Store, rank: int, world: int, device: torch.device, lim
 
 
 def device_of_rank(gpus: int = 0) -> torch.device:
-    """Return the device of this process; a CUDA device becomes the current device. `gpus`: number of GPUs that the pod
-    requests. Raises TrainingError if the pod requests GPUs and torch finds too few, or if torch has no code for the
-    GPU."""
+    """Return the device of this process; an accelerator becomes the current device.
+
+    `gpus`: number of accelerators that the pod requests. 0: the CPU, unless `may_take_found` and torch finds an
+    accelerator for each rank. Raises TrainingError if the pod requests accelerators and torch finds too few, or cannot
+    run on them.
+    """
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    found = torch.cuda.device_count()
+    if not gpus and not may_take_found():
+        return torch.device("cpu")
+    kind, found = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
     # Two ranks on one GPU would make NCCL fail.
-    if found >= local_ranks:
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        _check_architecture(device)
+    if kind is not None and found >= local_ranks:
+        device = torch.device(kind.type, local_rank)
+        torch.accelerator.set_device_index(device)
+        adapter_of(device).check()
         return device
     if gpus:
         raise TrainingError(
             f"this pod asked for {gpus} GPUs and has {local_ranks} ranks, but torch finds {found} GPUs: look at the"
             " driver and the device plugin of the node, set processesPerWorker to the GPUs of a pod, or take an image"
-            " with CUDA; to train on the CPU, ask for no GPU in phases[].resources.limits"
+            " whose torch is made for these GPUs; to train on the CPU, ask for no GPU in phases[].resources.limits"
         )
     return torch.device("cpu")
-
-
-_ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[a-z]?)")
-"""Name of an architecture in torch.cuda.get_arch_list: sm is machine code, compute is code that a driver compiles."""
-
-
-def _check_architecture(device: torch.device) -> None:
-    """Raise TrainingError if torch has no code for the GPU. Its first kernel would fail, with an error that names
-    neither."""
-    architectures = [found for name in torch.cuda.get_arch_list() if (found := _ARCHITECTURE.fullmatch(name))]
-    capability = torch.cuda.get_device_capability(device)
-    if architectures and not any(_runs_on(architecture, capability) for architecture in architectures):
-        known = ", ".join(dict.fromkeys(f"{found['major']}.{found['minor']}" for found in architectures))
-        raise TrainingError(
-            f"the GPU {torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}, and"
-            f" torch {torch.__version__} in this image has code for {known}: choose other nodes in"
-            " phases[].pod.template, or an image whose torch has code for this GPU in pod.image"
-        )
-
-
-def _runs_on(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
-    """Return whether the code runs on a GPU of that compute capability: machine code on the same and later minor
-    versions, code for the driver on all later versions; with the suffix f, either on the same and later minor versions,
-    and with the suffix a, on its own version alone."""
-    own = int(architecture["major"]), int(architecture["minor"])
-    if architecture["suffix"] == "a":
-        return own == capability
-    is_for_all_later = architecture["kind"] == "compute" and not architecture["suffix"]
-    return own <= capability and (is_for_all_later or own[0] == capability[0])

@@ -1,24 +1,33 @@
-"""CUDA streams and events. On the CPU both are no-ops: each call is done when it returns."""
+"""Streams and events of the accelerator. On the CPU both are no-ops: each call is done when it returns."""
 
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 
 import torch
 
+from pseudoreal_trainer.accelerator.adapters import adapter_of
+
 
 class Stream(Enum):
-    """CUDA streams beside the compute stream."""
+    """Streams beside the compute stream."""
 
     COPY_IN = "copy in"
     COPY_OUT = "copy out"
+    GATHER = "gather"
+    """Waits for other ranks during all-gathers, so that copies to the device need not wait for them."""
     COLLECTIVE = "collective"
+    """Launches sums of gradients, and waits for none of them."""
+    REDUCTION = "reduction"
+    """Waits for other ranks during sums of gradients and agreements, so that copies to the host and updates need not
+    wait for them."""
     UPDATE = "update"
 
 
-Event = torch.cuda.Event | None
-"""CUDA event; None: an event that has passed."""
+Event = torch.Event | None
+"""Event of the accelerator; None: an event that has passed."""
 
 Updated = Future[Event]
 """Future of a unit's newest optimizer step: completes once the step is launched, with the event after which the step is
@@ -26,12 +35,11 @@ done."""
 
 
 class Streams:
-    """CUDA streams of a rank's device; none on the CPU."""
+    """Streams of a rank's accelerator; none on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        is_gpu = device.type == "cuda"
-        self._streams = {stream: torch.cuda.Stream(device) for stream in Stream} if is_gpu else {}
+        self._streams = {} if device.type == "cpu" else {stream: torch.Stream(device) for stream in Stream}
 
     @property
     def are_real(self) -> bool:
@@ -39,34 +47,44 @@ class Streams:
 
     def enter_thread(self) -> None:
         """Make the rank's device current in this thread. Every thread besides the main thread calls this before it
-        launches work on the device."""
-        # The current device of a new thread is the first GPU. Switching back to that GPU would create a context that
-        # takes memory on it.
+        launches work on the device, or waits for an event of the device."""
+        # The current device of a new thread is the first one of the machine. Its first call would create a context that
+        # takes memory there.
         if self._streams:
-            torch.cuda.set_device(self.device)
+            torch.accelerator.set_device_index(self.device)
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         """Return a context that launches kernels on this stream instead of the compute stream."""
-        return torch.cuda.stream(self._streams[stream]) if self._streams else nullcontext()
+        return self._current(self._streams[stream]) if self._streams else nullcontext()
 
     def record_event(self) -> Event:
         """Record and return an event after everything launched so far on the current stream."""
-        if not self._streams:
-            return None
-        return self._recorded(torch.cuda.Event())
+        return self._record(is_timed=False) if self._streams else None
 
-    def record_timed_event(self) -> torch.cuda.Event:
-        """Record and return an event whose time can be read; on GPUs only."""
-        return self._recorded(torch.cuda.Event(enable_timing=True))
-
-    def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+    def record_timed_event(self) -> torch.Event:
+        """Record and return an event whose time can be read; on accelerators only."""
+        return self._record(is_timed=True)
 
     def wait_event(self, event: Event) -> None:
         """Make later work on the current stream wait for the event. The calling thread does not wait."""
         if event is not None:
-            torch.cuda.current_stream(self.device).wait_event(event)
+            event.wait(torch.accelerator.current_stream(self.device))
+
+    @contextmanager
+    def _current(self, stream: torch.Stream) -> Iterator[None]:
+        # `with stream` would keep the stream to return to in the stream object itself: of two threads that use it at
+        # the same time, each could return to the other's stream.
+        before = torch.accelerator.current_stream(self.device)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+    def _record(self, *, is_timed: bool) -> torch.Event:
+        event = adapter_of(self.device).event(is_timed=is_timed)
+        event.record(torch.accelerator.current_stream(self.device))
+        return event
 
 
 def synchronize(event: Event) -> None:
@@ -76,12 +94,12 @@ def synchronize(event: Event) -> None:
 
 
 class RunAheadLimit:
-    """Keeps the thread that launches passes at most `ahead` passes ahead of the GPU.
+    """Keeps the thread that launches passes at most `ahead` passes ahead of the accelerator.
 
-    The thread frees memory when it executes a record, and the GPU may reach the record much later. A thread that
-    launched a whole step at once would hold messages and offloaded activations of all passes. If `ahead` is None, there
-    is no limit within a step. Between steps there always is a limit: a step ends with the agreement on the loss, after
-    all passes of the step.
+    The thread frees memory when it executes a record, and the accelerator may reach the record much later. A thread
+    that launched a whole step at once would hold messages and offloaded activations of all passes. If `ahead` is None,
+    there is no limit within a step. Between steps there always is a limit: a step ends with the agreement on the loss,
+    after all passes of the step.
     """
 
     def __init__(self, streams: Streams, ahead: int | None) -> None:
@@ -89,7 +107,8 @@ class RunAheadLimit:
         self._passes: deque[Event] = deque()
 
     def pass_launched(self) -> None:
-        """Record that a pass was launched. Wait until the GPU has finished the pass launched `ahead` passes earlier."""
+        """Record that a pass was launched. Wait until the accelerator has finished the pass launched `ahead` passes
+        earlier."""
         if self._ahead is None:
             return
         self._passes.append(self._streams.record_event())

@@ -1,7 +1,7 @@
 """State of units on a disk: weights are read ahead, and units are updated chunk by chunk in buffers of fixed size."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +108,14 @@ class Disk:
         adamw: AdamW,
         trace: Trace,
         failure: FirstFailure | None = None,
+        enter_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        """`failure`: record of the rank's first failure."""
+        """`failure`: record of the rank's first failure. `enter_thread`: called first in each thread."""
         self.failure = failure or FirstFailure()
         self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
         # Three threads that wait for requests: one may read ahead while another reads a chunk and a third writes one.
-        self.threads = ThreadPoolExecutor(3, "disk")
+        # They wait for events of the device.
+        self.threads = ThreadPoolExecutor(3, "disk", initializer=enter_thread)
         self.passing, self.chunks = buffers.passing, buffers.chunks
         self._part_buffer = aligned_buffer(PORTION_ROOM)
         self._open = 0
@@ -305,11 +307,13 @@ def open_disk_states(
     *,
     keeps_gradients: bool,
     failure: FirstFailure | None = None,
+    enter_thread: Callable[[], None] = lambda: None,
 ) -> dict[int, State]:
     """Return unit -> state, all in one file of this rank.
 
     `keeps_gradients`: whether gradients are kept on the disk. `staging`: unit -> buffers for its weights on their way
-    to the device. `failure`: record of the rank's first failure. Raises DiskError if the file does not fit.
+    to the device. `failure`: record of the rank's first failure. `enter_thread`: called first in each thread. Raises
+    DiskError if the file does not fit.
     """
     file_ranges: dict[int, dict[Section, _FileRange]] = {}
     end = 0
@@ -318,7 +322,7 @@ def open_disk_states(
         for section, dtype in _sections(shard, keeps_gradient=keeps_gradients):
             file_ranges[unit][section] = _FileRange(end, shard.length, dtype)
             end += aligned(file_ranges[unit][section].size)
-    disk = Disk(folder, end, DiskBuffers(passing, _chunks(shards)), adamw, trace, failure)
+    disk = Disk(folder, end, DiskBuffers(passing, _chunks(shards)), adamw, trace, failure, enter_thread)
     return {unit: DiskState(shard, disk, file_ranges[unit], staging[unit]) for unit, shard in shards.items()}
 
 

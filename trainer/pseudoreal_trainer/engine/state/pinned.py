@@ -1,9 +1,10 @@
-"""Host memory of a rank for copies to and from the device, pinned if there is a GPU: blocks, and views of blocks.
+"""Host memory of a rank for copies to and from the device, pinned if there is an accelerator: blocks, and views of
+blocks.
 
-A GPU copies from and to pinned memory by itself, while threads of this process continue. Each block is allocated once,
-with exactly the size of the plan; torch's allocator for pinned memory would round every vector up to a power of two.
-The largest block is the pinned arena, through which state passes. Memory that depends on a batch, or serves
-checkpoints, has separate blocks, allocated once their size is known.
+An accelerator copies from and to pinned memory by itself, while threads of this process continue. Each block is
+allocated once, with exactly the size of the plan; torch's allocator for pinned memory would round every vector up to a
+power of two. The largest block is the pinned arena, through which state passes. Memory that depends on a batch, or
+serves checkpoints, has separate blocks, allocated once their size is known.
 """
 
 import mmap
@@ -13,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.accelerator.adapters import adapter_of
 from pseudoreal_trainer.plan.memory.pinned_arena import ArenaLayout, ArenaUse
 
 
@@ -50,34 +51,25 @@ class PlainMemory:
 
 
 class PinnedMemory:
-    """Memory pinned for the GPU of a rank."""
+    """Memory pinned for the accelerator of a rank."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._adapter = adapter_of(device)
         self.pinned = 0
 
     def allocate(self, size: int) -> Tensor:
         """Return pinned memory, [size] bytes. Raises TrainingError if the system cannot pin that much."""
-        memory = PlainMemory().allocate(size)
-        with torch.cuda.device(self._device):
-            failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
-        if failed:
-            raise TrainingError(
-                f"{size:,} bytes of host memory cannot be pinned for copies to and from the GPU (CUDA error {failed});"
-                " give the pod more memory, or let units move to disk (offload.budget.host, offload.homes)"
-            )
+        memory = self._adapter.pin(PlainMemory().allocate(size))
         self.pinned += size
         return memory
 
     def free(self, memory: Tensor) -> None:
-        # torch does not track this memory. Wait here, so that no pending copy reads or writes freed memory.
-        torch.cuda.synchronize(self._device)
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        self._adapter.unpin(memory)
         self.pinned -= len(memory)
 
 
 def allocator_for(device: torch.device) -> Allocator:
-    return PinnedMemory(device) if device.type == "cuda" else PlainMemory()
+    return PlainMemory() if device.type == "cpu" else PinnedMemory(device)
 
 
 class Block:

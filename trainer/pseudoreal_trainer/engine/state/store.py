@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -106,8 +106,10 @@ class UnitStore:
         master: torch.dtype,
         compute: torch.dtype,
         folder: Path,
+        enter_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder`: directory of the file of units on disk. Raises TrainingError if a home has too little room."""
+        """`folder`: directory of the file of units on disk. `enter_thread`: called first in each thread that waits for
+        the device. Raises TrainingError if a home has too little room."""
         layout, self._optimizer = groups.layout, optimizer
         self.units, self._groups, self._layout, self._master, self._compute = units, groups, layout, master, compute
         self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
@@ -126,7 +128,7 @@ class UnitStore:
         """Unit -> resident whole gradient, [padded numel], in the master dtype."""
         self.states: dict[int, State] = {
             **{unit: self._memory_state(unit) for unit in self._local if layout.home(unit) != "Disk"},
-            **self._disk_states(folder, trace),
+            **self._disk_states(folder, trace, enter_thread),
         }
         """Unit -> this rank's part of its state."""
         self.updates = NewestUpdates(self.states)
@@ -152,7 +154,7 @@ class UnitStore:
         vectors = self._vectors_on_host(unit) if self._layout.home(unit) == "Host" else self._vectors_on_device(unit)
         return MemoryState(self._shard(unit), vectors, self._adamw, self._passing)
 
-    def _disk_states(self, folder: Path, trace: Trace) -> dict[int, State]:
+    def _disk_states(self, folder: Path, trace: Trace, enter_thread: Callable[[], None]) -> dict[int, State]:
         shards = {unit: self._shard(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
         if not shards:
             return {}
@@ -166,6 +168,7 @@ class UnitStore:
             trace,
             keeps_gradients=self._layout.keeps_gradients,
             failure=self._groups.ranks.heartbeat.failure,
+            enter_thread=enter_thread,
         )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:

@@ -25,11 +25,11 @@ def profile_of(config: PhaseConfig) -> HardwareProfile:
     """Return the profile that the job names, else the profile of an assumed machine. Raises ValueError if the named
     file is not a profile."""
     named = config.parallelism.hardware
-    return read_profile(Path(named)) if named else assumed_profile("cuda" if config.gpus else "cpu")
+    return read_profile(Path(named)) if named else assumed_profile("accelerator" if config.gpus else "cpu")
 
 
 def device_of(config: PhaseConfig, profile: HardwareProfile) -> Device:
-    return "cuda" if config.gpus or profile.overlaps else "cpu"
+    return "accelerator" if config.gpus or profile.overlaps else "cpu"
 
 
 def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> ChosenLayout:

@@ -13,7 +13,7 @@ from pseudoreal_trainer.plan.sizes import Device
 
 def assumed_profile(device: Device) -> HardwareProfile:
     """Return a profile for comparing layouts. All its figures are assumed, not measured."""
-    return _GPUS if device == "cuda" else _CPU
+    return _GPUS if device == "accelerator" else _CPU
 
 
 def _passes(speeds: dict[Precision, float]) -> list[PassSpeed]:

@@ -43,9 +43,9 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
     walk = _Walk(layout, sizes, tokens, rank)
     for record in records:
         walk.take(record)
-    leaving = PENDING_OFFLOADS * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
+    leaving = PENDING_OFFLOADS * sizes.boundary(tokens) if layout.stash and sizes.device == "accelerator" else 0
     on_host = max_offloaded_activations(records) * sizes.boundary_unrounded(tokens)
-    return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
+    return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "accelerator" else 0)
 
 
 class _Walk:

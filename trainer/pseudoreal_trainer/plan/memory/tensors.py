@@ -136,7 +136,7 @@ class Tensors:
     @property
     def is_fused(self) -> bool:
         """True if a norm is one operation, as on a GPU; False if it is a chain of operations."""
-        return self.sizes.device == "cuda"
+        return self.sizes.device == "accelerator"
 
     @property
     def norm_casts(self) -> bool:

@@ -125,7 +125,7 @@ def _arena_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     count the whole arena."""
     arena = arena_layout(layout, sizes, rank)
     of_units = sum(piece.size for piece in arena.pieces if piece.use in ("weights", "gradient"))
-    return Tiers(host=arena.size - of_units, pinned=arena.size if sizes.device == "cuda" else 0)
+    return Tiers(host=arena.size - of_units, pinned=arena.size if sizes.device == "accelerator" else 0)
 
 
 def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
@@ -138,7 +138,7 @@ def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    crosses = sizes.device == "cuda" and has_state_on_device(layout, rank)
+    crosses = sizes.device == "accelerator" and has_state_on_device(layout, rank)
     return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
 
 

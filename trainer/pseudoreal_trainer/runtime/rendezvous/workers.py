@@ -64,6 +64,6 @@ def _order(workers: Sequence[WorkerDescription], config: PhaseConfig) -> Order:
 
 
 def _order_by_place(places: Sequence[Place], config: PhaseConfig) -> Order:
-    sizes = phase_sizes(config, "cuda" if config.gpus else "cpu")
+    sizes = phase_sizes(config, "accelerator" if config.gpus else "cpu")
     layout = placed_layout(config, sizes, activation_peaks(fixed_layout(config, sizes), sizes))
     return worker_order(places, layout.mesh, flows_of(layout, sizes, step_plan(layout)))

@@ -17,7 +17,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Flow
 
 LIMIT = timedelta(seconds=77)
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU, GPU, XPU = torch.device("cpu"), torch.device("cuda", 0), torch.device("xpu", 0)
 
 
 class Made(dist.ProcessGroup):
@@ -39,7 +39,7 @@ class Recorder:
         mine = [tuple(one) for one in split_ranks if self._rank in one]
         return Made(mine[0], "nccl") if mine else -100
 
-    def new_group(self, ranks: list[int], *, backend: str, timeout: Any) -> Made | int:
+    def new_group(self, ranks: list[int], *, backend: str = "default", timeout: Any) -> Made | int:
         self.calls.append(("new", [ranks], timeout))
         return Made(tuple(ranks), backend) if self._rank in ranks else -100
 
@@ -79,7 +79,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("device", [CPU, GPU, XPU], ids=["cpu", "gpu", "xpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_all_ranks_create_groups_in_one_order_with_the_collective_timeout(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
@@ -93,10 +93,15 @@ def test_all_ranks_create_groups_in_one_order_with_the_collective_timeout(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_on_gpus_all_groups_but_checkpoint_use_nccl(
-    layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
+@pytest.mark.parametrize(("device", "network"), [(GPU, "nccl"), (XPU, "default")], ids=["gpu", "xpu"])
+def test_on_accelerators_all_groups_but_checkpoint_use_the_device_s_network(
+    device: torch.device,
+    network: str,
+    layout: Layout,
+    connect: Callable[..., list[tuple[ProcessGroups, Recorder]]],
 ) -> None:
-    for groups, _ in connect(layout, GPU):
+    """The network of the default group is the device's."""
+    for groups, _ in connect(layout, device):
         named: list[Any] = [
             *(group for one in groups.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)),
             groups.expert,
@@ -104,13 +109,13 @@ def test_on_gpus_all_groups_but_checkpoint_use_nccl(
             groups.probe,
         ]
         used = [group for group in (*named, *groups.reduce_users.values(), *groups.p2p.values()) if group]
-        assert {group.network for group in used} == {"nccl"}
+        assert {group.network for group in used} == {network}
         assert isinstance(groups.checkpoint, Made)
         assert groups.checkpoint.network == "gloo", "a thread of its own moves host memory"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("device", [CPU, GPU, XPU], ids=["cpu", "gpu", "xpu"])
 def test_unit_groups_contain_the_ranks_that_share_a_block(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:

@@ -1,5 +1,7 @@
 """The pinned arena of an engine, without a GPU: its size, its content, and its end."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,14 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import TokenBuffer, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
-from pseudoreal_trainer.engine.state.pinned import Block, BounceBuffers, PinnedArena, PinnedMemory, PlainMemory
+from pseudoreal_trainer.engine.state.pinned import (
+    Block,
+    BounceBuffers,
+    PinnedArena,
+    PinnedMemory,
+    PlainMemory,
+    allocator_for,
+)
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
@@ -85,7 +94,7 @@ def test_engine_pins_exactly_the_planned_bytes(case: Case, memory: FakeMemory, t
     region = arena_layout(case.layout, sizes_of(case), 0).size
     assert memory.pinned == engine.state.memory_report().pinned_arena == region
     train(engine, case)
-    sizes = replace(sizes_of(case), device="cuda")
+    sizes = replace(sizes_of(case), device="accelerator")
     peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
     assert memory.pinned == (resident_bytes(case.layout, sizes, 0) + peak).pinned
     tokens = 8 * case.micro_batches * 4 * 7
@@ -203,15 +212,23 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return recorded
 
+    def record_context(name: str) -> Any:
+        @contextmanager
+        def recorded(index: int) -> Iterator[None]:
+            calls.append((name, index))
+            yield
+
+        return recorded
+
     fake = SimpleNamespace(cudaHostRegister=record("register"), cudaHostUnregister=record("unregister"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-    monkeypatch.setattr(torch.cuda, "synchronize", record("wait for"))
+    monkeypatch.setattr(torch.accelerator, "device_index", record_context("current device"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", record("wait for"))
     return calls
 
 
 def test_pinned_memory_is_registered_once_and_freed_after_pending_copies(cudart: list[Any]) -> None:
-    gpu, size = torch.device("cuda", 0), 3 * 4096 + 5
+    gpu, size = torch.device("cuda", 1), 3 * 4096 + 5
     memory = PinnedMemory(gpu)
     taken = memory.allocate(size)
     assert len(taken) == size
@@ -221,7 +238,32 @@ def test_pinned_memory_is_registered_once_and_freed_after_pending_copies(cudart:
     memory.free(taken)
     assert memory.pinned == 0
     begin = taken.data_ptr()
-    assert cudart[1:] == [("register", begin, size, 0), ("wait for", gpu), ("unregister", begin)]
+    assert cudart[1:] == [
+        ("current device", 1),
+        ("register", begin, size, 0),
+        ("wait for", gpu),
+        ("unregister", begin),
+    ]
+
+
+def test_other_vendors_memory_is_pinned_by_torch_and_starts_at_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    xpu, size, zeros = torch.device("xpu", 1), 3 * 4096 + 5, torch.zeros
+    waits, asked = list[torch.device](), list[bool]()
+
+    def unpinned(length: int, *, pin_memory: bool, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory that does not start at a page."""
+        asked.append(pin_memory)
+        return zeros(length + 8, dtype=dtype)[8 - zeros(0).data_ptr() % 8 :][:length]
+
+    monkeypatch.setattr(torch, "zeros", unpinned)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    memory = allocator_for(xpu)
+    taken = memory.allocate(size)
+    assert asked == [True]
+    assert (len(taken), taken.data_ptr() % 4096, memory.pinned) == (size, 0, size)
+    assert not taken.any()
+    memory.free(taken)
+    assert (waits, memory.pinned) == ([xpu], 0)
 
 
 def test_failure_to_pin_memory_names_its_size(cudart: list[Any]) -> None:

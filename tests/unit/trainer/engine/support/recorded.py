@@ -48,13 +48,13 @@ class RecordedStreams(Streams):
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        before, self._present.stream = self._stream, stream.value
+        before, self._present.stream = self.current, stream.value
         yield
         self._present.stream = before
 
     def record_event(self) -> Any:
         self._events += 1
-        event = RecordedEvent(self._stream, self._events, self.log)
+        event = RecordedEvent(self.current, self._events, self.log)
         self.log.append(("record_event", event))
         return event
 
@@ -65,5 +65,6 @@ class RecordedStreams(Streams):
         self.log.append(("wait_event", event))
 
     @property
-    def _stream(self) -> str:
+    def current(self) -> str:
+        """Name of the current stream of this thread."""
         return getattr(self._present, "stream", COMPUTE)

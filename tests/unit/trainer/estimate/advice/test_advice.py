@@ -256,7 +256,7 @@ def _config(body: dict[str, Any], index: int) -> PhaseConfig:
 
 def test_seconds_are_those_of_plan(body: dict[str, Any]) -> None:
     config = _config(body, 1)
-    expected = plan_phase(config, "cuda", GPUS, threads_of(1))
+    expected = plan_phase(config, "accelerator", GPUS, threads_of(1))
     found = Costs(GPUS).of(config)
     assert found.step_seconds == expected.timeline.seconds
     assert found.peak_device_bytes == expected.report.peak_device_bytes

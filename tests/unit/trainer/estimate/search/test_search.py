@@ -321,7 +321,7 @@ def test_search_for_512_ranks_takes_less_than_a_minute(job_body: dict[str, Any],
     job = PseudoRealJob.model_validate(job_body)
     phase = phase_config(job, 0, execution=1, work_directory=".", offload_directory=".")
     begin = time.process_time()
-    search = Search(phase, "cuda", cluster, 1)
+    search = Search(phase, "accelerator", cluster, 1)
     first, second, third = islice(search.fastest(), 3)
     print(f"{time.process_time() - begin:.1f} s, {search.counts}, {first}")
     assert time.process_time() - begin < 60

@@ -117,7 +117,7 @@ def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape,
 def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(shape: Shape, compute: str, activation: str) -> None:
     """Both the figures and the simulated operations, which also count the backward pass below, are compared with
     torch's own kernels."""
-    found = graphs(shape, compute, activation, device="cuda")
+    found = graphs(shape, compute, activation, device="accelerator")
     with operations_of_a_gpu():
         counted = kept_bytes(BlockPass(found, compute))
     with fake_cuda():
@@ -155,7 +155,7 @@ def test_peak_bytes_of_a_mixtures_backward_pass(
 def test_peak_bytes_of_a_blocks_backward_pass_on_a_gpu(
     experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
-    found = graphs(shape, compute, activation, experts, device="cuda")
+    found = graphs(shape, compute, activation, experts, device="accelerator")
     with operations_of_a_gpu():
         one = BlockPass(found, compute)
         one.both()
@@ -199,7 +199,7 @@ def test_chunks_bound_the_memory_of_a_vocabulary_of_50_thousand() -> None:
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", ENDS)
 def test_peak_bytes_of_embedding_and_head_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
-    found = graphs(shape, compute, "GELU", device="cuda")
+    found = graphs(shape, compute, "GELU", device="accelerator")
     with operations_of_a_gpu():
         ends = EndPasses(found, compute)
         head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)

@@ -167,8 +167,8 @@ def test_checkpoints_pass_through_host_memory() -> None:
     [
         ("cpu", "Device", "PerUnit", True),
         ("cpu", "Disk", "None", False),
-        ("cuda", "Disk", "Global", True),
-        ("cuda", "Device", "Global", False),
+        ("accelerator", "Disk", "Global", True),
+        ("accelerator", "Device", "Global", False),
     ],
 )
 def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(

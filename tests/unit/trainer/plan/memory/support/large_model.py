@@ -17,7 +17,7 @@ MODEL = Model(
     feed_forward=FeedForward(size=11008, activation="SwiGLU"),
 )
 SIZES = Sizes(
-    MODEL, units_of(MODEL, Sharing(blocks=LAYERS)), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda"
+    MODEL, units_of(MODEL, Sharing(blocks=LAYERS)), compute_bytes=2, master_bytes=4, micro_batch=4, device="accelerator"
 )
 PARAMETERS = sum(unit.numel for unit in SIZES.units)
 TOKENS = 8 * 4 * 4 * (2048 + 1)
