@@ -169,7 +169,7 @@ class Emulation:
         yield patch.object(DirectFile, "read", read_file)
         yield patch.object(DirectFile, "write", write_file)
 
-    # Calls of CUDA besides streams.
+    # Calls of an accelerator besides streams.
 
     def _of_device(self) -> Iterator[Any]:
         machine = self.machine
@@ -186,7 +186,9 @@ class Emulation:
         yield patch.object(engine, "Streams", machine.streams)
         yield patch.object(torch.cuda, "cudart", lambda: runtime)
         yield patch.object(torch.cuda, "device", lambda _: nullcontext())
-        yield patch.object(torch.cuda, "synchronize", synchronize)
+        yield patch.object(torch.accelerator, "device_index", lambda _: nullcontext())
+        for module in (torch.cuda, torch.accelerator):
+            yield patch.object(module, "synchronize", synchronize)
         yield patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
 
