@@ -2,7 +2,7 @@
 
 from tests.unit.trainer.engine.races.support.sites import Site
 
-_OFFLOAD, _COPIES, _GRADIENTS = "activation_offload.py", "copies.py", "gradients.py"
+_OFFLOAD, _COPIES, _GRADIENTS = "engine/activation_offload.py", "engine/copies.py", "engine/gradients.py"
 
 FOUND: dict[Site, str] = {
     Site(_OFFLOAD, "ActivationOffload.stash", "self._streams.wait_event(computed)"): "offloaded activations, 1F1B",
@@ -27,7 +27,7 @@ FOUND: dict[Site, str] = {
         "a fetch after a drop of the other pool"
     ),
     Site(_COPIES, "Copies._refresh", "self._streams.wait_event(self._wait_for_update(unit))"): "sharded gradients",
-    Site("gradient_similarity.py", "NeighbourCosines.wait_for_sends", "work.wait()"): "probe over stages",
+    Site("engine/gradient_similarity.py", "NeighbourCosines.wait_for_sends", "work.wait()"): "probe over stages",
     Site(_GRADIENTS, "Gradients.launch_reduction", "self._streams.wait_event(accumulated)"): "sharded gradients",
     Site(_GRADIENTS, "ReductionThread._finish_reduction", "synchronize(self._streams.record_event())"): "host",
     Site(_GRADIENTS, "ReductionThread._finish_sum", "synchronize(pending.accumulated)"): "host",
@@ -35,58 +35,60 @@ FOUND: dict[Site, str] = {
     Site(_GRADIENTS, "ReductionThread._agree", "synchronize(computed)"): "host",
     Site(_GRADIENTS, "ReductionThread._agree_finally", "synchronize(computed)"): "prototypes",
     Site(_GRADIENTS, "sums_of", "work.wait()"): "sharded gradients",
-    Site("passes.py", "TokenBuffer.prepare", "synchronize(self._copied)"): "pipeline, one micro-batch",
-    Site("ranks/all_to_all.py", "ExpertExchanges.take", "exchange.work.wait()"): "experts over ranks",
-    Site("ranks/messages.py", "Messages.take", "incoming.work.wait()"): "pipeline",
-    Site("ranks/messages.py", "Messages.finish", "work.wait()"): "pipeline",
-    Site("ranks/messages.py", "Messages._forget_answered", "answered[0].wait()"): "pipeline",
-    Site("ranks/process_groups.py", "_connect_channels", "work.wait()"): "pipeline",
-    Site("router_statistics.py", "ChoiceCounts.finish", "work.wait()"): "balanced by step",
-    Site("state/disk.py", "Staging.take", "synchronize(free)"): "disk",
-    Site("state/pinned.py", "PinnedMemory.free", "torch.cuda.synchronize(self._device)"): (
+    Site("engine/passes.py", "TokenBuffer.prepare", "synchronize(self._copied)"): "pipeline, one micro-batch",
+    Site("engine/ranks/all_to_all.py", "ExpertExchanges.take", "exchange.work.wait()"): "experts over ranks",
+    Site("engine/ranks/messages.py", "Messages.take", "incoming.work.wait()"): "pipeline",
+    Site("engine/ranks/messages.py", "Messages.finish", "work.wait()"): "pipeline",
+    Site("engine/ranks/messages.py", "Messages._forget_answered", "answered[0].wait()"): "pipeline",
+    Site("engine/ranks/process_groups.py", "_connect_channels", "work.wait()"): "pipeline",
+    Site("engine/router_statistics.py", "ChoiceCounts.finish", "work.wait()"): "balanced by step",
+    Site("engine/state/disk.py", "Staging.take", "synchronize(free)"): "disk",
+    Site("engine/state/pinned.py", "PinnedMemory.free", "torch.cuda.synchronize(self._device)"): (
         "memory is freed while it is copied"
     ),
-    Site("state/snapshot.py", "Snapshot._copy_unit", "self._streams.wait_event(source.updated.result())"): "device",
-    Site("state/snapshot.py", "Snapshot._copy", "synchronize(self._streams.record_event())"): "device",
-    Site("state/store.py", "NewestUpdates.wait", "synchronize(update.result())"): "state is set",
+    Site(
+        "engine/state/snapshot.py", "Snapshot._copy_unit", "self._streams.wait_event(source.updated.result())"
+    ): "device",
+    Site("engine/state/snapshot.py", "Snapshot._copy", "synchronize(self._streams.record_event())"): "device",
+    Site("engine/state/store.py", "NewestUpdates.wait", "synchronize(update.result())"): "state is set",
 }
 """Wait -> scenario in which something is found if the wait is removed."""
 
 OTHERS: dict[Site, str] = {
-    Site("ranks/streams.py", "RunAheadLimit.pass_launched", "synchronize(self._passes.popleft())"): (
+    Site("engine/ranks/streams.py", "RunAheadLimit.pass_launched", "synchronize(self._passes.popleft())"): (
         "bounds memory: the thread is at most two passes ahead of the device, so few messages and activations are alive"
     ),
     Site(_GRADIENTS, "ReductionThread._finish_sum", "synchronize(self._streams.record_event())"): (
         "orders nothing: later operations are on the same stream. The thread waits here for the other ranks, where the"
         " heartbeat counts the time as a wait for them"
     ),
-    Site("ranks/trace.py", "Trace.gpu_span", "synchronize(zero)"): (
+    Site("engine/ranks/trace.py", "Trace.gpu_span", "synchronize(zero)"): (
         "orders nothing: takes the time of the host at which the device executes the reference event"
     ),
-    Site("warm_up.py", "WarmUp.run", "torch.cuda.synchronize(passes.streams.device)"): (
+    Site("engine/warm_up.py", "WarmUp.run", "torch.cuda.synchronize(passes.streams.device)"): (
         "orders nothing: kernels of the warm-up end before the first message, because loading a kernel may wait for all"
         " others"
     ),
     Site(_COPIES, "Copies._wait_for_gather", "gather.wait()"): "calls PendingAllGather.wait, whose wait is found",
-    Site("engine_state.py", "EngineState.wait_for_updates", "self._store.updates.wait()"): (
+    Site("engine/engine_state.py", "EngineState.wait_for_updates", "self._store.updates.wait()"): (
         "calls NewestUpdates.wait, whose wait is found"
     ),
-    Site("ranks/ranks.py", "check_devices", "store.wait(['all ranks'], limit or default_pg_timeout)"): (
+    Site("engine/ranks/ranks.py", "check_devices", "store.wait(['all ranks'], limit or default_pg_timeout)"): (
         "waits for the other processes before there is a device or a group"
     ),
-    Site("state/disk.py", "DiskState.update", "wait(reads.values())"): (
+    Site("engine/state/disk.py", "DiskState.update", "wait(reads.values())"): (
         "waits for threads whose results were taken, unless one of them has failed"
     ),
-    Site("state/disk.py", "DiskState.update", "wait(writes.values())"): (
+    Site("engine/state/disk.py", "DiskState.update", "wait(writes.values())"): (
         "waits for threads whose results were taken, unless one of them has failed"
     ),
-    Site("state/memory.py", "AdamW._in_pieces", "wait(done)"): (
+    Site("engine/state/memory.py", "AdamW._in_pieces", "wait(done)"): (
         "waits for threads whose results are taken next, so that none computes when one has failed"
     ),
-    Site("state/memory.py", "_single_threaded.enter", "started.wait()"): (
+    Site("engine/state/memory.py", "_single_threaded.enter", "started.wait()"): (
         "a barrier of threads that have not yet touched memory"
     ),
-    Site("state/memory.py", "_single_threaded", "started.wait()"): (
+    Site("engine/state/memory.py", "_single_threaded", "started.wait()"): (
         "a barrier of threads that have not yet touched memory"
     ),
 }

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from pseudoreal_trainer import engine
+import pseudoreal_trainer
 
-ROOT = Path(engine.__file__).parent
+_PACKAGE = Path(pseudoreal_trainer.__file__).parent
+_FOLDERS = tuple(_PACKAGE / folder for folder in ("accelerator", "engine"))
 NAMES = ("wait", "wait_event", "synchronize")
 PRIMITIVES = ("Streams.", "synchronize")
 """Functions of `ranks/streams.py` that the other waits consist of."""
@@ -21,7 +22,7 @@ class Site:
     """A call of `wait`, `wait_event` or `synchronize` in the engine."""
 
     file: str
-    """Path below the engine's folder."""
+    """Path below the trainer's package."""
     function: str
     call: str
     """Source of the call."""
@@ -41,10 +42,10 @@ _Position = tuple[int, int]
 def sites() -> dict[Site, tuple[str, _Position]]:
     """Return each wait of the engine with its file and position."""
     found: dict[Site, tuple[str, _Position]] = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        file = path.relative_to(ROOT).as_posix()
+    for path in sorted(path for folder in _FOLDERS for path in folder.rglob("*.py")):
+        file = path.relative_to(_PACKAGE).as_posix()
         for function, call in _calls(ast.parse(path.read_text()), ""):
-            if file == "ranks/streams.py" and function.startswith(PRIMITIVES):
+            if file == "engine/ranks/streams.py" and function.startswith(PRIMITIVES):
                 continue
             site = Site(file, function, ast.unparse(call))
             while site in found:
@@ -79,7 +80,7 @@ def engine_frame() -> FrameType | None:
 
 @cache
 def _is_engine(path: str) -> bool:
-    return path.startswith(f"{ROOT}/")
+    return path.startswith(tuple(f"{folder}/" for folder in _FOLDERS))
 
 
 def _calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
