@@ -17,8 +17,8 @@ FOUND: dict[Site, str] = {
         "offloaded activations, 1F1B"
     ),
     Site(_OFFLOAD, "ActivationOffload._release_oldest", "synchronize(moving.done)"): "offloaded activations",
-    Site(_COPIES, "PendingAllGather.launch_second", "self._inter_work.wait()"): "replicas",
-    Site(_COPIES, "PendingAllGather.wait", "self._intra_work.wait()"): "shards on the host",
+    Site(_COPIES, "PendingAllGather.launch_second", "self._first.wait()"): "replicas of shards",
+    Site(_COPIES, "PendingAllGather.wait", "self._last.wait()"): "shards on the host",
     Site(_COPIES, "Copies._finish_fetch", "self._streams.wait_event(copy.event)"): "host",
     Site(_COPIES, "Copies._finish_resident", "self._streams.wait_event(self._wait_for_update(unit))"): "device",
     Site(_COPIES, "Copies._start_fetch", "self._streams.wait_event(slot.free)"): "host",
@@ -30,6 +30,9 @@ FOUND: dict[Site, str] = {
     Site("engine/gradient_similarity.py", "NeighbourCosines.wait_for_sends", "work.wait()"): "probe over stages",
     Site(_GRADIENTS, "Gradients.launch_reduction", "self._streams.wait_event(accumulated)"): "sharded gradients",
     Site(_GRADIENTS, "ReductionThread._finish_reduction", "synchronize(self._streams.record_event())"): "host",
+    Site(
+        _GRADIENTS, "ReductionThread._finish_reduction", "self._streams.wait_event(reduced)"
+    ): "balancing biases, not clipped",
     Site(_GRADIENTS, "ReductionThread._finish_sum", "synchronize(pending.accumulated)"): "host",
     Site(_GRADIENTS, "ReductionThread._finish_sum", "pending.work.wait()"): "sharded gradients",
     Site(_GRADIENTS, "ReductionThread._agree", "synchronize(computed)"): "host",
@@ -43,7 +46,7 @@ FOUND: dict[Site, str] = {
     Site("engine/ranks/process_groups.py", "_connect_channels", "work.wait()"): "pipeline",
     Site("engine/router_statistics.py", "ChoiceCounts.finish", "work.wait()"): "balanced by step",
     Site("engine/state/disk.py", "Staging.take", "synchronize(free)"): "disk",
-    Site("engine/state/pinned.py", "PinnedMemory.free", "torch.cuda.synchronize(self._device)"): (
+    Site("accelerator/adapter.py", "Adapter.unpin", "torch.accelerator.synchronize(self.device)"): (
         "memory is freed while it is copied"
     ),
     Site(
@@ -65,7 +68,7 @@ OTHERS: dict[Site, str] = {
     Site("engine/ranks/trace.py", "Trace.gpu_span", "synchronize(zero)"): (
         "orders nothing: takes the time of the host at which the device executes the reference event"
     ),
-    Site("engine/warm_up.py", "WarmUp.run", "torch.cuda.synchronize(passes.streams.device)"): (
+    Site("engine/warm_up.py", "WarmUp.run", "torch.accelerator.synchronize(passes.streams.device)"): (
         "orders nothing: kernels of the warm-up end before the first message, because loading a kernel may wait for all"
         " others"
     ),
