@@ -60,6 +60,7 @@ ONE_RANK = {
     "idle groups of experts": _case(homes="h", drawn=_MIXTURE, expert_groups=2, clipping="Global", idle="Skip"),
     "groups of experts on disk": _case(homes="D", drawn=_MIXTURE, expert_groups=4),
     "balancing biases": _case(options="in balance", layers=4, clipping="Global"),
+    "balancing biases, not clipped": _case(homes="dh", options="in balance", layers=4),
     "documents": _case(homes="h", tied=True, documents=True, loss_chunk=5, z_loss="1e-3"),
     "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
 }
