@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pseudoreal_trainer.engine.gradients import UpdateThread
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine.races.support.accounted import FOUND, OTHERS
@@ -27,6 +28,15 @@ def test_a_race_is_found_without_the_wait(site: Site, tmp_path: Path) -> None:
     outcome = run(SCENARIOS[FOUND[site]], tmp_path, removed=site)
     assert site in outcome.reached
     assert outcome.races
+
+
+def test_a_race_is_found_if_an_update_does_not_wait_for_a_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of the host wait for each other by futures, which are no waits of the list."""
+    monkeypatch.setattr(UpdateThread, "_wait_for_capture", lambda *_: None)
+    races = run(SCENARIOS["device"], tmp_path).races
+    assert any("update" in str(race) and "snapshot.py" in str(race) for race in races)
 
 
 @pytest.mark.long
