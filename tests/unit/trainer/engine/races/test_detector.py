@@ -309,3 +309,13 @@ def test_tensors_know_their_device() -> None:
     assert _found(program) == []
     cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
     assert seen == [cuda, cuda, cuda, cuda, cpu, cpu, True, False, cuda]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_threads_make_the_device_their_own(is_right: bool) -> None:
+    def program(streams: Streams, _: int) -> None:
+        vector = torch.ones(8, device=streams.device)
+        with ThreadPoolExecutor(1, initializer=streams.enter_thread if is_right else None) as pool:
+            pool.submit(vector.add_, 1).result()
+
+    assert _found(program) == ([] if is_right else ["misuse"])

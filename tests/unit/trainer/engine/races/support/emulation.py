@@ -22,7 +22,7 @@ from pseudoreal_trainer.engine.state.store import GradientBuffers
 from torch import Tensor
 
 from tests.unit.trainer.engine.races.support.detector import Clock, join
-from tests.unit.trainer.engine.races.support.machine import Machine
+from tests.unit.trainer.engine.races.support.machine import MAIN, Machine
 from tests.unit.trainer.engine.races.support.network import Network
 
 
@@ -42,7 +42,7 @@ class Emulation:
             for replacement in self._replacements():
                 stack.enter_context(replacement)
             threads = [
-                threading.Thread(target=self._run_rank, args=(work, number), name="main") for number in range(world)
+                threading.Thread(target=self._run_rank, args=(work, number), name=MAIN) for number in range(world)
             ]
             for thread in threads:
                 thread.start()
@@ -54,7 +54,7 @@ class Emulation:
 
     def _run_rank(self, work: Callable[[int], None], number: int) -> None:
         try:
-            with self.machine.entered(self.machine.new_rank(number), "main", {}):
+            with self.machine.entered(self.machine.new_rank(number), MAIN, {}):
                 work(number)
         except BaseException as error:
             self._failures.append(error)

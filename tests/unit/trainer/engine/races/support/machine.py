@@ -35,6 +35,8 @@ from tests.unit.trainer.engine.races.support.detector import Actor, Block, Clock
 from tests.unit.trainer.engine.races.support.sites import Site, engine_frame, site_of
 
 COMPUTE = "compute"
+MAIN = "main"
+"""Name of the thread that begins a rank; its current device is the rank's."""
 CPU = torch.device("cpu")
 
 
@@ -61,6 +63,8 @@ class _Thread(threading.local):
     """None: a thread that is not emulated."""
     actor: Actor
     stream = COMPUTE
+    has_device = False
+    """Whether the rank's device is the thread's current device."""
     places_on_device = False
     """Whether new tensors are created on the device, as an argument said."""
     is_internal = False
@@ -78,6 +82,7 @@ class EmulatedEvent:
         self._machine, self._clock = machine, clock
 
     def synchronize(self) -> None:
+        self._machine.check_thread()
         # Called by `synchronize` of streams.py, whose caller is the site.
         if not self._machine.passes_over(depth=2):
             join(self._machine.thread.actor.clock, self._clock)
@@ -105,7 +110,7 @@ class EmulatedStreams(Streams):
         return True
 
     def enter_thread(self) -> None:
-        pass
+        self._machine.thread.has_device = True
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -161,6 +166,7 @@ class Machine:
         """Make this thread a thread of the rank. `clock`: of the thread that started it."""
         self.thread.rank = rank
         self.thread.actor = Actor(f"thread {name} {next(self._numbers)} of rank {rank.number}", dict(clock))
+        self.thread.has_device = name == MAIN
         with _Placement(self), _Recorder(self):
             yield
         self.thread.rank = None
@@ -186,6 +192,12 @@ class Machine:
 
     def streams(self, device: torch.device) -> Streams:
         return EmulatedStreams(self, device)
+
+    def check_thread(self) -> None:
+        """Report a thread that uses the device before it has made the rank's device its own: torch would make a context
+        on the machine's first device, which takes memory there."""
+        if self.rank.has_device and not self.thread.has_device:
+            self.misuse(f"a thread uses the device before `enter_thread`, in {labelled('a call')}")
 
     def synchronize_device(self) -> None:
         """Make this thread wait for all streams of its device."""
@@ -266,6 +278,7 @@ class Machine:
 
     def begin_on_stream(self, actor: Actor | None = None) -> Operation:
         """Begin an operation of the current stream, or of an actor that starts after it."""
+        self.check_thread()
         with self.detector.lock:
             self.detector.operations += 1
             after = [self.thread.actor.clock, *([] if actor is None else [self.stream.clock])]
