@@ -36,8 +36,13 @@ def train_plainly(
 ) -> tuple[Transformer, PhaseConfig, list[float]]:
     """Train the link from the state in the folder `parent`, or from fresh weights; write its state to `folder`. Return
     the trained model, the config of its last phase, and the seconds of its steps."""
-    folders = {"work_directory": str(folder), "offload_directory": str(folder / "offload")}
-    config = phase_config(link.job(data), len(link.stages) - 1, execution=1, **folders)
+    config = phase_config(
+        link.job(data),
+        len(link.stages) - 1,
+        execution=1,
+        work_directory=str(folder),
+        offload_directory=str(folder / "offload"),
+    )
     training = _Training(config, _stage_at(link, max(0, link.begin - 1)))
     if parent is not None:
         training.load(torch.load(parent / _STATE))
@@ -122,7 +127,7 @@ class _Training:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()
-        parameters = {name: self._weights[own] for name, own in self._owners.items()}
+        parameters: dict[str, Tensor] = {name: self._weights[own] for name, own in self._owners.items()}
         logits = functional_call(self._model, parameters, (windows[:, :-1],))
         loss = cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()) + self._balance.take()
         loss.backward()
@@ -158,8 +163,9 @@ class _Balance:
         self._top_k: TopK | None = model.spec.experts.top_k if model.spec.experts else None
         self._logits: list[Tensor] = []
         if self._top_k is not None:
-            for block in model.blocks:
-                block.router.register_forward_hook(lambda _module, _inputs, logits: self._logits.append(logits))
+            routers: list[Any] = [block.router for block in model.blocks]
+            for router in routers:
+                router.register_forward_hook(lambda _module, _inputs, logits: self._logits.append(logits))
 
     def take(self) -> Tensor | float:
         """Return the loss of the newest pass, summed over the layers."""

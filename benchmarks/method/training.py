@@ -172,7 +172,7 @@ def _trained_plainly(link: Link, place: Place) -> Trained:
 
     from benchmarks.method.plain import train_plainly
 
-    parent, cpu = link.parent and place.folder(link.parent), torch.device("cpu")
+    parent, cpu = None if link.parent is None else place.folder(link.parent), torch.device("cpu")
     peaks: list[int] = []
     with _peak_bytes(cpu, peaks):
         model, config, seconds = train_plainly(link, place.data(link), place.folder(link), parent)

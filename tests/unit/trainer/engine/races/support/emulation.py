@@ -94,7 +94,7 @@ class Emulation:
         def join_with_clock(thread: Any, timeout: float | None = None) -> None:
             wait(thread, timeout)
             if machine.is_entered and hasattr(thread, "emulated") and not thread.is_alive():
-                join(machine.thread.actor.clock, thread.emulated[1])
+                machine.learn(thread.emulated[1])
 
         yield patch.object(threading.Thread, "start", start_with_clock)
         yield patch.object(threading.Thread, "run", run_on_machine)
@@ -130,8 +130,7 @@ class Emulation:
         def take(owner: Any, *arguments: Any, **named: Any) -> Any:
             result = function(owner, *arguments, **named)
             if self.machine.is_entered and (taken := what(owner, arguments, result)) is not None:
-                with self.machine.detector.lock:
-                    join(self.machine.thread.actor.clock, self._clock_of(taken))
+                self.machine.learn(self._clock_of(taken))
             return result
 
         return take
@@ -228,7 +227,7 @@ class _Queue:
     def get(self, *arguments: Any, **named: Any) -> Any:
         item, clock = self._queue.get(*arguments, **named)
         if self._machine.is_entered:
-            join(self._machine.thread.actor.clock, clock)
+            self._machine.learn(clock)
         return item
 
     def get_nowait(self) -> Any:

@@ -85,7 +85,7 @@ class EmulatedEvent:
         self._machine.check_thread()
         # Called by `synchronize` of streams.py, whose caller is the site.
         if not self._machine.passes_over(depth=2):
-            join(self._machine.thread.actor.clock, self._clock)
+            self._machine.learn(self._clock)
 
     def order(self, actor: Actor) -> None:
         """Order the actor's later operations after the event."""
@@ -199,10 +199,16 @@ class Machine:
         if self.rank.has_device and not self.thread.has_device:
             self.misuse(f"a thread uses the device before `enter_thread`, in {labelled('a call')}")
 
+    def learn(self, clock: Clock) -> None:
+        """Order this thread's later operations after those that the clock has counted."""
+        with self.detector.lock:  # other threads read this thread's clock
+            join(self.thread.actor.clock, clock)
+
     def synchronize_device(self) -> None:
         """Make this thread wait for all streams of its device."""
-        for actor in self.rank.actors.values():
-            join(self.thread.actor.clock, actor.clock)
+        with self.detector.lock:
+            for actor in self.rank.actors.values():
+                self.learn(actor.clock)
 
     def passes_over(self, depth: int) -> bool:
         """Return whether the wait that called, `depth` frames above the caller, is removed in this run."""
@@ -293,8 +299,9 @@ class Machine:
         """Record an operation's access to a tensor."""
         block = self.block(tensor)
         if block is not None and tensor.numel():
-            block.users[self.thread.actor.name] = self.thread.actor
-            self._access(block, _span(tensor), operation, label, is_write=is_write)
+            with self.detector.lock:
+                block.users[self.thread.actor.name] = self.thread.actor
+                self._access(block, _span(tensor), operation, label, is_write=is_write)
 
     def access_on_host(self, tensor: Tensor, label: str, *, is_write: bool) -> None:
         """Record that this thread accesses a tensor without torch."""
@@ -423,7 +430,7 @@ class _Placement(TorchFunctionMode):
         if machine.is_on_device(tensor):
             operation = machine.begin_on_stream()
             machine.access(tensor, operation, labelled("tolist"), is_write=False)
-            join(machine.thread.actor.clock, operation.clock)
+            machine.learn(operation.clock)
         else:
             machine.access_on_host(tensor, "tolist", is_write=False)
         return tensor.tolist()
@@ -476,7 +483,7 @@ class _Recording:
                 if block is not None and name not in _UNWRITTEN:
                     machine.access(tensor, operation, label, is_write=True)
             if is_kernel and self._waits(name, args, kwargs, [*inputs, *made]):
-                join(machine.thread.actor.clock, operation.clock)
+                machine.learn(operation.clock)
 
     def _without_host_values(self, name: str, reads: Sequence[Tensor], label: str) -> list[Tensor]:
         """Return the inputs on the device. Values of the host are read at once, by the thread."""

@@ -91,7 +91,7 @@ class EmulatedWork:
     def is_completed(self) -> bool:
         if self._rank not in self._transfer.ends:
             return False
-        join(self._network.machine.thread.actor.clock, self._transfer.ends[self._rank])
+        self._network.machine.learn(self._transfer.ends[self._rank])
         self._is_known = True
         return True
 
