@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
+from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import WarmUp
@@ -198,6 +198,20 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     warm_up.run(batch, step_plan(case.layout)[0])
     assert warm_up._done == {batch.shape(0)}
     engine._executor.close()
+
+
+def test_passes_are_warmed_up_once_per_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warming up ends with a wait for all kernels of the device, which would cost time in every step."""
+    waits: list[torch.device] = []
+    case = Case(precision="float32")
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    monkeypatch.setattr(Streams, "are_real", True)
+    for module in (torch.cuda, torch.accelerator):
+        monkeypatch.setattr(module, "synchronize", waits.append)
+    for step in range(2):
+        engine._executor._warm_up.run(CaseBatch(case, step, 0, CPU), step_plan(case.layout)[0])
+    assert waits == [CPU]
+    engine.close()
 
 
 @pytest.mark.parametrize(

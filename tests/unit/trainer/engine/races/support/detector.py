@@ -102,10 +102,14 @@ class Race:
     abandoned: a message whose work was dropped before anybody knew that it was done. misuse: anything else that a
     device would refuse."""
     earlier: str
+    """Earlier access; empty unless there are two."""
     later: str
+    """Later access, or a sentence."""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.later}; not ordered after {self.earlier}"
+        if self.kind in ("race", "reuse"):
+            return f"{self.kind}: {self.later}; not ordered after {self.earlier}"
+        return f"{self.kind}: {self.later}"
 
 
 class Detector:

@@ -98,7 +98,7 @@ class EmulatedWork:
     def __del__(self) -> None:
         if not self._is_known and not self._network.is_over:
             self._network.machine.detector.report(
-                Race("abandoned", self._label, "its work is dropped while nobody knows whether it is done")
+                Race("abandoned", "", f"the work of {self._label} is dropped while nobody knows whether it is done")
             )
         # Nobody waited: torch's watchdog keeps the tensors until the operation is done.
         self._network.watched.append(self._kept)
