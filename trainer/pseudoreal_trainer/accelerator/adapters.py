@@ -1,4 +1,4 @@
-"""The adapter of each device."""
+"""The accelerators of a machine, and the adapter of each."""
 
 import torch
 
@@ -13,6 +13,15 @@ _ADAPTERS: dict[str, type[Adapter]] = {"cuda": CudaAdapter}
 def adapter_of(device: torch.device) -> Adapter:
     """Return the adapter of an accelerator."""
     return _ADAPTERS.get(device.type, Adapter)(device)
+
+
+def found_accelerators() -> list[torch.device]:
+    """Return the accelerators of this machine that ranks can train on. Apple's (MPS) have no streams and no
+    collectives."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type == "mps":
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def kind_of(device: torch.device) -> Device:

@@ -16,25 +16,29 @@ def may_take_found() -> bool:
 
 def accelerator_environment(config: PhaseConfig) -> dict[str, str]:
     """Return the environment variables for ranks on accelerators; empty for ranks that take none. Creates the folder of
-    the flight recorder."""
+    the flight recorder if the pod asks for accelerators."""
     if not config.gpus and not may_take_found():
         return {}
-    folder = Path(config.work_directory) / "flight-recorder"
-    folder.mkdir(parents=True, exist_ok=True)
-    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
-    found = {
-        # Flight recorder: the last collectives of each rank, written when one times out; read with torch's fr_trace.
-        # Each variable is set under its present name and its name before torch 2.9.
-        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-        **dict.fromkeys(("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
-        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
-        # Hardware queues of a process on a GPU; CUDA has 8 by default and 32 at most. A rank has 7 streams and one for
-        # each of up to 14 process groups. Streams that share a queue wait for each other: two ranks whose messages and
-        # sums share queues in opposite order would wait for ever.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    }
+    # Hardware queues of a process on a GPU; CUDA has 8 by default and 32 at most. A rank has 7 streams and one for each
+    # of up to 14 process groups. Streams that share a queue wait for each other: two ranks whose messages and sums
+    # share queues in opposite order would wait for ever.
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     if config.parallelism.pipeline > 1:
         # By default, CUDA loads a kernel at its first launch, and the load waits for all running kernels. A running
         # kernel may be receiving a message that depends on the kernel about to be launched: a deadlock.
         found["CUDA_MODULE_LOADING"] = "EAGER"
-    return found
+    return found | (_flight_recorder(config) if config.gpus else {})
+
+
+def _flight_recorder(config: PhaseConfig) -> dict[str, str]:
+    """Return the variables of the flight recorder: the last collectives of each rank, written when one times out; read
+    with torch's fr_trace. Creates its folder."""
+    folder = Path(config.work_directory) / "flight-recorder"
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
+    return {
+        # Each variable is set under its present name and its name before torch 2.9.
+        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        **dict.fromkeys(("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
+        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
+    }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from pseudoreal_trainer.accelerator.adapters import adapter_of
+from pseudoreal_trainer.accelerator.adapters import adapter_of, found_accelerators
 from pseudoreal_trainer.cgroups import threads_of, usable_processors
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, TransferSpeed
@@ -141,12 +141,11 @@ def measure_machine(progress: Progress) -> HardwareProfile:
 
 def _device() -> torch.device:
     """Return the first accelerator; the CPU on a machine without one."""
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if kind is None else torch.device(kind.type, 0)
+    return next(iter(found_accelerators()), _CPU)
 
 
 def _rank_counts() -> list[int]:
-    most = usable_processors() if _device().type == "cpu" else torch.accelerator.device_count()
+    most = len(found_accelerators()) or usable_processors()
     return sorted({1, min(most, _MOST_RANKS)})
 
 

@@ -15,11 +15,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_trainer.accelerator.environment import TAKE_FOUND
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.heads import read_manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.cli import run_command
+from pseudoreal_trainer.cli import local_run, run_command
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.run_command import ignored_fields, read_job
@@ -525,3 +526,9 @@ def test_a_program_on_the_path_is_named_without_its_folder(tmp_path: Path, monke
         assert run_command._program() == named
     monkeypatch.setattr(sys, "argv", ["/somewhere/command.py"])
     assert run_command._program() == "pseudoreal"
+
+
+def test_a_local_run_takes_the_machine_s_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration asks for none, as resources are ignored; the machine is the user's own."""
+    monkeypatch.setenv(TAKE_FOUND, "0")
+    assert local_run._environment(tmp_path / "termination.json")[TAKE_FOUND] == "1"

@@ -70,6 +70,13 @@ def test_a_local_run_takes_the_accelerators_of_the_machine_if_there_is_one_for_e
     assert device_of_rank() == device_of_rank(2) == torch.device(kind, 1)
 
 
+def test_apple_s_gpu_is_left_alone(found: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no streams and no collectives."""
+    monkeypatch.setenv(TAKE_FOUND, "1")
+    found(1, "mps")
+    assert device_of_rank() == CPU
+
+
 def test_a_torch_without_support_of_accelerators_trains_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TAKE_FOUND, "1")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)

@@ -148,7 +148,7 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_the_device_bytes_of_a_profile_exclude_the_reserve(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = torch.device("cuda") if gpus else None
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *, check_available: check_available and kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: kind)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (0, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")

@@ -13,7 +13,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pseudoreal_trainer.accelerator.adapters import adapter_of
+from pseudoreal_trainer.accelerator.adapters import adapter_of, found_accelerators
 from pseudoreal_trainer.accelerator.environment import may_take_found
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
@@ -117,17 +117,18 @@ def device_of_rank(gpus: int = 0) -> torch.device:
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not gpus and not may_take_found():
         return torch.device("cpu")
-    kind, found = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    found = found_accelerators()
     # Two ranks on one GPU would make NCCL fail.
-    if kind is not None and found >= local_ranks:
-        device = torch.device(kind.type, local_rank)
+    if len(found) >= local_ranks:
+        device = found[local_rank]
         torch.accelerator.set_device_index(device)
         adapter_of(device).check()
         return device
     if gpus:
         raise TrainingError(
-            f"this pod asked for {gpus} GPUs and has {local_ranks} ranks, but torch finds {found} GPUs: look at the"
-            " driver and the device plugin of the node, set processesPerWorker to the GPUs of a pod, or take an image"
-            " whose torch is made for these GPUs; to train on the CPU, ask for no GPU in phases[].resources.limits"
+            f"this pod asked for {gpus} GPUs and has {local_ranks} ranks, but torch finds {len(found)} GPUs: look at"
+            " the driver and the device plugin of the node, set processesPerWorker to the GPUs of a pod, or take an"
+            " image whose torch is made for these GPUs; to train on the CPU, ask for no GPU in"
+            " phases[].resources.limits"
         )
     return torch.device("cpu")
