@@ -111,17 +111,15 @@ class PendingReduction:
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `launched`, and once
-    `inter_slice` is summed across replicas."""
+    """This rank's part of the sum, [length], in the master dtype. Valid after `accumulated`, once `work` is done, and
+    once `inter_slice` is summed across replicas."""
     inter_slice: Tensor | None
     """Inter-replica slice of the gradient, [replicas * length]: the parts of all ranks with this rank's index in their
-    replicas. Once `work` is done, after `launched`, it is summed within this replica only. None: there is one
-    replica."""
+    replicas. Once `work` is done, it is summed within this replica only. None: there is one replica."""
     accumulated: Event
     """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
-    launched: Event
-    """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
+    """Sum within this replica, which starts after `accumulated`. None: this rank is alone in its replica."""
     buffer: Tensor | None
     """Buffer that contains the result or its summands, to be given back afterwards; None: the gradient has its own
     memory."""
@@ -153,9 +151,7 @@ class Gradients:
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(accumulated)
             result, inter_slice, work = self._launch_sum(unit, flat)
-            return PendingReduction(
-                unit, result, inter_slice, accumulated, work, self._streams.record_event(), accumulator.buffer
-            )
+            return PendingReduction(unit, result, inter_slice, accumulated, work, accumulator.buffer)
 
     def _new_accumulator(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
@@ -318,12 +314,12 @@ class ReductionThread:
                 self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(pending.buffer)
 
     def _finish_sum(self, record: Reduce, pending: PendingReduction) -> None:
-        # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
+        # Orders everything below after the gradient, even if there is no work to wait for. Not inside `waiting`: time
+        # for this rank's own kernels must not look like waiting for other ranks.
         synchronize(pending.accumulated)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
             if pending.work is not None:
                 pending.work.wait()
-            self._streams.wait_event(pending.launched)
             if pending.inter_slice is not None:
                 self._sum_over_replicas(pending.unit, pending.result, pending.inter_slice)
             # On a GPU the calls above only order the stream; this call blocks the thread.
@@ -347,11 +343,11 @@ class ReductionThread:
     def _agree(
         self, record: Agree, losses: Losses | None, statistics: Tensor, computed: Event, requested: tuple[bool, bool]
     ) -> Agreement:
-        # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
+        # Orders the reads below after the losses. Not inside `waiting`: time for this rank's own kernels must not look
+        # like waiting for other ranks.
         synchronize(computed)
         # On a side stream: reading a value on the compute stream would wait for all passes launched so far.
         with self._trace.span("agree", record), self._streams.on(Stream.REDUCTION):
-            self._streams.wait_event(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
             values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, requested)]
             if self._has_z_loss:

@@ -32,6 +32,8 @@ class WarmUp:
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
         shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
+        if not shapes:
+            return  # the rest would wait for all kernels in every step
         positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
         for shape in sorted(shapes):
             for position in positions:
@@ -74,7 +76,9 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
         compute = _expert_parallel_block if passes.layout.spreads(position) else _block
         outputs = compute(modules, hidden, position - 1, statistics, documents)
         sources = [hidden, *trained, *([statistics.sums] if statistics else [])]
-    torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
+    # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
+    ones = [torch.ones_like(output) for output in outputs]
+    torch.autograd.grad(outputs, sources, ones, allow_unused=position == 0)
 
 
 def _block(

@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
+from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import WarmUp
@@ -200,7 +200,24 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     engine._executor.close()
 
 
-@pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
+def test_passes_are_warmed_up_once_per_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warming up ends with a wait for all kernels of the device, which would cost time in every step."""
+    waits: list[torch.device] = []
+    case = Case(precision="float32")
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    monkeypatch.setattr(Streams, "are_real", True)
+    for module in (torch.cuda, torch.accelerator):
+        monkeypatch.setattr(module, "synchronize", waits.append)
+    for step in range(2):
+        engine._executor._warm_up.run(CaseBatch(case, step, 0, CPU), step_plan(case.layout)[0])
+    assert waits == [CPU]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(precision="float32"), Case(precision="float32", experts=6, homes="h"), Case(precision="float32", tied=True)],
+)
 def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
     losses: list[list[float]] = []
     for warm in (False, True):

@@ -1,0 +1,146 @@
+"""Scenarios in which the engine is checked for races: every home, order, clipping and kind of unit, on one rank and on
+several, with and without a device."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from pseudoreal_trainer.engine.activation_offload import ActivationOffload
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.pinned import Block, PinnedMemory
+from pseudoreal_trainer.plan.records import Drop, Fetch, Stash, Unstash
+
+from tests.unit.trainer.engine.races.support.machine import Machine
+from tests.unit.trainer.engine.races.support.scenario import Component, Scenario, TrainedCase
+from tests.unit.trainer.engine.support import running
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+
+_MIXTURE = json.dumps(
+    {
+        "family": "Mixtral",
+        "attention": {"heads": 2},
+        "feedForward": {"size": 12},
+        "experts": {"type": "TopK", "count": 4, "topK": {"perToken": 2}},
+    }
+)
+_BALANCED_BY_STEP = json.dumps(
+    {
+        "feedForward": {"size": 12},
+        "experts": {
+            "type": "TopK",
+            "count": 4,
+            "topK": {"perToken": 2, "size": 8, "auxiliaryLoss": "0.1", "balanceOver": "Step"},
+        },
+    }
+)
+_TWO_RATES = (("Attention", "0.5", "2"), ("Norms", "2", "1"))
+
+
+def _case(**fields: object) -> Case:
+    """Return a case with few layers, whose working copies have another dtype than its masters."""
+    return Case(**{"precision": "bfloat16", "layers": 2} | fields)  # type: ignore[arg-type]
+
+
+ONE_RANK = {
+    "device": _case(),
+    "host": _case(homes="h", clipping="Global"),
+    "one slot": _case(homes="h", window=1, micro_batches=4),
+    "kept graphs": _case(homes="h", clipping="PerUnit", recompute=False, order="GPipe"),
+    "disk": _case(homes="D", clipping="Global"),
+    "disk, one slot": _case(homes="D", window=1, layers=4),
+    "all homes, clipped by unit": _case(homes="dhD", clipping="PerUnit", layers=4),
+    "all homes, one dtype": _case(homes="dhD", clipping="Global", precision="float32", layers=4),
+    "offloaded activations, 1F1B": _case(homes="hd", stash=True, order="1F1B", micro_batches=4),
+    "offloaded activations": _case(homes="h", stash=True, micro_batches=4),
+    "probe": _case(homes="h", layers=4, blocks=2, clipping="Global", next_sharing=(4, "Cycle")),
+    "experts": _case(homes="hD", drawn=_MIXTURE),
+    "prototypes": _case(homes="h", experts=6, prototypes=3),
+    "idle groups of experts": _case(homes="h", drawn=_MIXTURE, expert_groups=2, clipping="Global", idle="Skip"),
+    "groups of experts on disk": _case(homes="D", drawn=_MIXTURE, expert_groups=4),
+    "balancing biases": _case(options="in balance", layers=4, clipping="Global"),
+    "balancing biases, not clipped": _case(homes="dh", options="in balance", layers=4),
+    "documents": _case(homes="h", tied=True, documents=True, loss_chunk=5, z_loss="1e-3"),
+    "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
+}
+SEVERAL_RANKS = {
+    "shards on the host": _case(data=2, sharding="Full", homes="h", clipping="Global"),
+    "shards in all homes": _case(data=2, sharding="Full", homes="dhD", clipping="PerUnit", window=1),
+    "shards on the device": _case(data=2, sharding="Full"),
+    "sharded gradients": _case(data=2, sharding="Gradients", clipping="Global"),
+    "sharded moments": _case(data=2, sharding="Optimizer", clipping="PerUnit"),
+    "copies": _case(data=2, homes="dh", clipping="Global"),
+    "1F1B": _case(pipeline=2, order="1F1B", micro_batches=4, homes="h", clipping="Global"),
+    "pipeline": _case(pipeline=2, clipping="PerUnit", documents=True),
+    "pipeline, one micro-batch": _case(pipeline=2, micro_batches=1),
+    "GPipe, offloaded activations": _case(pipeline=2, order="GPipe", micro_batches=4, stash=True, homes="hd"),
+    "Interleaved": _case(pipeline=2, order="Interleaved", layers=4, micro_batches=4, homes="h", recompute=False),
+    "a block on two stages": _case(pipeline=2, blocks=1, homes="h", tied=True, clipping="Global"),
+    "probe over stages": _case(pipeline=2, layers=4, blocks=2, pattern="Segment", next_sharing=(4, "Cycle")),
+    "experts over ranks": _case(data=2, expert_ranks=2, drawn=_MIXTURE, homes="h", clipping="Global"),
+    "groups over ranks": _case(
+        data=2, expert_ranks=2, drawn=_MIXTURE, homes="hD", expert_groups=2, recompute=False, order="Layered"
+    ),
+    "shards of groups": _case(data=2, sharding="Full", drawn=_MIXTURE, homes="h", expert_groups=2, clipping="Global"),
+    "balancing biases over ranks": _case(data=2, drawn=EIGHT_IN_BALANCE, expert_ranks=2, clipping="Global"),
+    "balanced by step": _case(data=2, drawn=_BALANCED_BY_STEP, homes="h", sharding="Full"),
+    "replicas": _case(data=2, sharding="Full", replicas=2, homes="dh", clipping="PerUnit"),
+    "replicas of shards": _case(data=4, sharding="Full", replicas=2, homes="dh", clipping="Global"),
+}
+ELASTIC = {
+    "one of three workers": _case(homes="h", sequences=6, micro_batches=4),
+    "two of three workers": _case(data=2, sharding="Full", homes="h", sequences=6),
+    "three workers": _case(data=3, sharding="Full", homes="h", sequences=6, micro_batches=1),
+}
+_ON_CPUS = (
+    *("disk", "shards on the host", "shards in all homes", "sharded gradients", "copies", "1F1B"),
+    *("a block on two stages", "probe over stages", "experts over ranks", "shards of groups", "balanced by step"),
+    *("replicas", "replicas of shards"),
+)
+
+
+def _overwrite_while_reloading(machine: Machine, _: Path) -> None:
+    """Stash an input into the buffer from which another input is being reloaded."""
+    device = machine.rank.device
+    offload = ActivationOffload(machine.streams(device), Trace(0), PinnedMemory(device), device)
+    offload.prepare(1, 4, torch.float32)
+    offload.stash(Stash(1, 0), torch.ones(1, 2, 2, device=device))
+    offload.unstash(Unstash(1, 0))
+    offload.stash(Stash(1, 1), torch.ones(1, 2, 2, device=device))
+    offload.take_reloaded((1, 0))
+    offload.finish()
+    offload.close()
+
+
+def _free_while_copying(machine: Machine, _: Path) -> None:
+    """Free pinned memory from which a copy to the device is in flight."""
+    device = machine.rank.device
+    block = Block(64, PinnedMemory(device))
+    torch.empty(64, dtype=torch.uint8, device=device).copy_(block.memory, non_blocking=True)
+    block.close()
+
+
+def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> None:
+    """Fetch experts into the slot of other experts, after a block was fetched and dropped."""
+    case = replace(SEVERAL_RANKS["shards of groups"], expert_groups=1, window=1)
+    engine = running.make_engine(case, Ranks(machine.rank.number, case.world, machine.rank.device), folder)
+    copies = engine._executor._copies
+    (block, experts), (_, other_experts) = map(case.layout.units_of, (1, 2))
+    for unit in (experts, block, other_experts):
+        copies.fetch(Fetch(unit))
+        copies.drop(Drop(unit))
+    engine.close()
+
+
+_CASES = ONE_RANK | SEVERAL_RANKS | ELASTIC
+SCENARIOS: dict[str, Scenario] = {
+    **{name: TrainedCase(case) for name, case in _CASES.items()},
+    **{f"{name}, on CPUs": TrainedCase(_CASES[name], "cpu") for name in _ON_CPUS},
+    "threads of an update": TrainedCase(ONE_RANK["several ranges"], threads=2),
+    "trace": TrainedCase(ONE_RANK["host"], traces=True),
+    "state is set": TrainedCase(ONE_RANK["device"], sets_state=True),
+    "an input is overwritten while it is reloaded": Component(_overwrite_while_reloading),
+    "memory is freed while it is copied": Component(_free_while_copying),
+    "a fetch after a drop of the other pool": Component(_fetch_after_a_drop_of_the_other_pool, world=2),
+}
