@@ -66,8 +66,9 @@ MOST_DOTS = 300
 """Most checkpoints, the newest, that are drawn."""
 _MOST_RUNS = 60
 """Most runs, the newest, that are drawn."""
-_LEFT, _ROW, _STEP = 150, 44, 26
-"""Width of the words at the left; height of a row; distance of neighbouring checkpoints."""
+_LEFT, _ROW, _STEP, _SMALL_STEP = 150, 44, 26, 11
+"""Width of the words at the left; height of a row; distance of a checkpoint from the one before, and of a removed one,
+whose dot is smaller."""
 
 
 def draw_lineage(lineage: Lineage) -> Drawing | None:
@@ -76,15 +77,13 @@ def draw_lineage(lineage: Lineage) -> Drawing | None:
     if not checkpoints:
         return None
     phases = list(dict.fromkeys(each.phase for each in checkpoints))
-    column = _columns(checkpoints)
-    place = {
-        each.name: (_LEFT + column[each.name] * _STEP, 30 + phases.index(each.phase) * _ROW) for each in checkpoints
-    }
+    x_of = _places(checkpoints)
+    place = {each.name: (x_of[each.name], 30 + phases.index(each.phase) * _ROW) for each in checkpoints}
     kept = sum(each.is_kept for each in checkpoints)
     drawing = Drawing(
         "Checkpoints and their descent",
         f"{len(checkpoints):,} checkpoints in {len(phases)} phases, of which {kept:,} are kept.",
-        _LEFT + (max(column.values()) + 1) * _STEP + 40,
+        max(x_of.values()) + 60,
         30 + len(phases) * _ROW,
     )
     for edge in lineage.edges:
@@ -101,12 +100,16 @@ def draw_lineage(lineage: Lineage) -> Drawing | None:
     return drawing
 
 
-def _columns(checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
-    """Return the column of each checkpoint: by its step, then by its phase, so that a delink stands behind what it
-    refers to."""
+def _places(checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
+    """Return the horizontal place of each checkpoint: by its step, then by its phase, so that the first checkpoint of a
+    phase stands to the right of the one whose files it refers to."""
     phases = list(dict.fromkeys(each.phase for each in checkpoints))
-    ordered = sorted(checkpoints, key=lambda each: (each.step, phases.index(each.phase)))
-    return {each.name: column for column, each in enumerate(ordered)}
+    x, places, was_kept = _LEFT, dict[str, int](), False
+    for each in sorted(checkpoints, key=lambda each: (each.step, phases.index(each.phase))):
+        if places:
+            x += _STEP if each.is_kept or was_kept else _SMALL_STEP
+        places[each.name], was_kept = x, each.is_kept
+    return places
 
 
 def _style(each: Checkpoint) -> str:

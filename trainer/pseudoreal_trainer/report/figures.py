@@ -14,6 +14,8 @@ _MOST_POINTS, _FEWEST_POINTS = 4000, 400
 """Most points of one chart, and fewest of one of its lines."""
 _MOST_ROWS = 30
 """Most rows of a line's table."""
+DASHES = 4
+"""Number of kinds of lines."""
 _MOST_MARKS = 60
 """Most borders and restarts that are marked in a chart."""
 
@@ -36,7 +38,8 @@ class Row:
 class Line:
     label: str
     colour: int
-    dashed: bool
+    dash: int
+    """Kind of line: 0 is whole, the others are broken in different ways."""
     points: bool
     """Whether each point is marked: the curve has few."""
     x: dict[str, list[Number]]
@@ -177,20 +180,20 @@ def _drawn(plan: _Plan, jobs: Sequence[Job], curves: Sequence[Sequence[_Curve]])
     lines = []
     for number, job, place, curve in found:
         label = curve.label if len(jobs) == 1 else f"{shown(job.label, 80)}: {curve.label}"
-        # One job: a colour for each curve. Several: a colour for each job, so that it is the same in all charts.
-        colour = place if len(jobs) == 1 else number
-        lines.append(_line(job, curve, label, colour, plan.unit, most))
+        # One job: a colour for each curve. Several: a colour for each job, the same in all charts, and other dashes.
+        colour, dash = (place, int(curve.dashed)) if len(jobs) == 1 else (number, place % DASHES)
+        lines.append(_line(job, curve, label, (colour, dash), plan.unit, most))
     marks = [mark for number, job in enumerate(jobs) for mark in _marks(job, number, named=len(jobs) > 1)]
     return Chart(plan.id, plan.title, plan.unit, plan.about, lines, marks[:_MOST_MARKS])
 
 
-def _line(job: Job, curve: _Curve, label: str, colour: int, unit: str, most: int) -> Line:
+def _line(job: Job, curve: _Curve, label: str, look: tuple[int, int], unit: str, most: int) -> Line:
     kept = kept_points(curve.values, most)
     rows = [_row(job, label, bucket, unit) for bucket in buckets(curve.values, _MOST_ROWS)]
     return Line(
         label=label,
-        colour=colour,
-        dashed=curve.dashed,
+        colour=look[0],
+        dash=look[1],
         points=curve.points and len(kept) <= _FEWEST_POINTS,
         x=_places(job, kept),
         y=[_rounded(value) for value in curve.values[kept]],

@@ -49,10 +49,18 @@ class Job:
 def jobs_of(files: Sequence[JobFiles]) -> list[Job]:
     """Return what a page says about these jobs, in the same order, with labels that tell them apart."""
     names = [_identity(each.checkpoints, each.history)[0] or each.folder for each in files]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({each.folder})" for name, each in zip(names, files, strict=True)
-    ]
+    own = _distinct_parts([each.folder for each in files])
+    labels = [name if names.count(name) == 1 else f"{name} ({part})" for name, part in zip(names, own, strict=True)]
     return [_job(each, name, label) for each, name, label in zip(files, names, labels, strict=True)]
+
+
+def _distinct_parts(folders: Sequence[str]) -> list[str]:
+    """Return of each path the part in which it differs from the others: of runs/a/work and runs/b/work a and b."""
+    parts = [[part for part in folder.split("/") if part] for folder in folders]
+    shortest = min(map(len, parts))
+    begin = next((n for n in range(shortest) if len({own[n] for own in parts}) > 1), 0)
+    end = next((n for n in range(shortest - begin) if len({own[-1 - n] for own in parts}) > 1), 0)
+    return ["/".join(own[begin : len(own) - end]) or folder for own, folder in zip(parts, folders, strict=True)]
 
 
 def _job(files: JobFiles, name: str, label: str) -> Job:

@@ -67,9 +67,9 @@ def lineage_of(heads: Sequence[Head], steps: Steps) -> Lineage:
             loss=head.loss,
             validation_loss=head.validation_loss,
             shape=Shape.of(head.model, head.sharing),
-            bytes=save and save.bytes,
-            seconds=save and save.seconds,
-            stall_seconds=save and save.stall_seconds,
+            bytes=None if save is None else save.bytes,
+            seconds=None if save is None else save.seconds,
+            stall_seconds=None if save is None else save.stall_seconds,
         )
     for gone in _removed(heads, steps):
         found.setdefault(gone.name, gone)

@@ -28,6 +28,8 @@ from pseudoreal_trainer.report.steps import TRAINED_SECONDS
 from pseudoreal_trainer.report.text import shown
 
 PLOTTING_LIBRARY = "uPlot 1.6.32"
+_IN_TABLES = ("rows", "summary")
+"""Fields of a line that stand in the page's HTML."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ def _hashes(texts: Sequence[str]) -> str:
 
 def _data(chart: Chart) -> dict[str, Any]:
     """Return what the page's script draws: the chart without its tables."""
-    lines = [{"label": line.label, "colour": line.colour, "dashed": line.dashed, "points": line.points, "x": line.x,
-              "y": line.y} for line in chart.lines]  # fmt: skip
+    lines = [{name: value for name, value in asdict(line).items() if name not in _IN_TABLES} for line in chart.lines]
     return {"id": chart.id, "unit": chart.unit, "lines": lines, "marks": [asdict(mark) for mark in chart.marks]}
 
 

@@ -144,8 +144,19 @@ def _changes(before: Shape | None, after: Shape | None) -> tuple[str, list[str]]
     return ("delink", [f"delink from {each}" for each in delink]) if delink else ("phase", [])
 
 
-MOST_LAYERS = 1000
-"""Most layers for which memory is predicted: the prediction takes time, and a file may name any number."""
+_MOST_PASSES = 20_000
+"""Most passes of a step (layers times micro-batches) for which memory is predicted: a file may name any number."""
+
+
+def is_plannable(config: PhaseConfig, most_passes: int) -> bool:
+    """Return whether planning takes a bounded time: a recorded configuration is not checked again."""
+    layers, parallelism = config.model.layers, config.parallelism
+    return (
+        parallelism.layout == "Given"
+        and layers * config.batch.micro_batches <= most_passes
+        and layers * config.offload.expert_groups <= most_passes
+        and parallelism.pipeline <= layers + 2
+    )
 
 
 def predicted_memory(config: PhaseConfig, device: Device) -> Tiers | None:
@@ -153,7 +164,7 @@ def predicted_memory(config: PhaseConfig, device: Device) -> Tiers | None:
 
     On a CPU, the bytes of the device are bytes of the host.
     """
-    if config.model.layers > MOST_LAYERS or config.parallelism.layout != "Given":
+    if not is_plannable(config, _MOST_PASSES):
         return None
     try:
         sizes = phase_sizes(config, device)

@@ -15,6 +15,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes, placed_layout
 from pseudoreal_trainer.plan.memory.homes import activation_peaks
 from pseudoreal_trainer.plan.sizes import Device
+from pseudoreal_trainer.report.phases import is_plannable
 
 KINDS = ("Forward", "Backward", "Fetch", "Reduce", "Update")
 """Kinds of records with a colour of their own."""
@@ -63,7 +64,7 @@ def step_picture(config: PhaseConfig, device: Device) -> StepPicture | None:
     A pass of a layer is the unit of time; everything else takes none, as where `pseudoreal plan` has no profile of a
     machine.
     """
-    if config.model.layers * config.batch.micro_batches > _MOST_PASSES or config.parallelism.layout != "Given":
+    if not is_plannable(config, _MOST_PASSES):
         return None
     try:
         sizes = phase_sizes(config, device)
@@ -82,7 +83,8 @@ def _picture(phase: str, line: Timeline) -> StepPicture:
             name = type(task.record).__name__
             rows[task.stream].append(Span(name, str(task.record), max(span.begin, 0.0), span.end))
     ranks = sorted({rank for rank, _ in rows})
-    drawn, left = [], _MOST_RECORDS
+    drawn: list[Stream] = []
+    left = _MOST_RECORDS
     for rank in ranks:
         own = [(resource, spans) for (of, resource), spans in rows.items() if of == rank]
         left -= sum(len(spans) for _, spans in own)

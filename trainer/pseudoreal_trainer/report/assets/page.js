@@ -75,7 +75,7 @@
         label: line.label,
         stroke: colour,
         width: line.points ? 2 : 1.25,
-        dash: line.dashed ? [8, 5] : undefined,
+        dash: [undefined, [8, 5], [2, 3], [10, 3, 2, 3]][line.dash],
         spanGaps: true,
         points: { show: line.points || line.y.length === 1, size: 6, fill: colour },
       };
