@@ -116,6 +116,7 @@
   let pending = 0;
   const drawSoon = () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(draw); };
   const form = document.querySelector(".axis");
+  document.getElementById("undrawn").hidden = true;
   form.hidden = plots.length === 0;
   form.addEventListener("change", (event) => { axis = event.target.value; draw(); });
   let width = innerWidth;
