@@ -5,11 +5,13 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from typing import Any
 
 import pytest
+from pseudoreal_dev.machine.paths import REPOSITORY
 from pseudoreal_trainer.report.job import Job
-from pseudoreal_trainer.report.page import html_of, page_of
+from pseudoreal_trainer.report.page import PLOTTING_LIBRARY, html_of, page_of
 
 from tests.unit.trainer.report.support.hostile import ATTACKS, hostile_job
 from tests.unit.trainer.report.support.jobs import NOON, entry, job, line, started
@@ -132,6 +134,19 @@ def test_the_page_names_no_address_that_a_browser_would_load(config: Any) -> Non
     assert {str(place)[1:] for place in places} <= targets
     assert "@import" not in "".join(elements.code["style"])
     assert "url(" not in "".join(elements.code["style"])
+
+
+def test_the_plotting_library_is_the_one_that_its_records_name() -> None:
+    assets = files("pseudoreal_trainer.report").joinpath("assets")
+    record, notice = assets.joinpath("README.md").read_text(), (REPOSITORY / "NOTICE").read_text()
+    for name in ("uPlot.iife.min.js", "uPlot.min.css"):
+        content = assets.joinpath(name).read_bytes()
+        assert f"| SHA-256 of `{name}` | `{hashlib.sha256(content).hexdigest()}` |" in record
+    assert assets.joinpath("uPlot-LICENSE").read_text().strip() in notice
+    version = PLOTTING_LIBRARY.removeprefix("uPlot ")
+    assert f"(v{version})" in assets.joinpath("uPlot.iife.min.js").read_text()[:100]
+    assert PLOTTING_LIBRARY in notice
+    assert f"`uplot` {version}" in record
 
 
 def test_ten_thousand_steps_make_a_page_of_a_few_megabytes() -> None:

@@ -88,7 +88,12 @@
       scales: { x: { time: false } },
       axes: [
         { ...common, values: (_, values) => values.map(short), label: axisNames[axis], labelSize: 20, labelFont: common.font },
-        { ...common, values: (_, values) => values.map((value) => readable[chart.unit](value)), size: 74 },
+        {
+          ...common,
+          values: (_, values) => values.map((value) => readable[chart.unit](value)),
+          size: 74,
+          ...(chart.unit === "bytes" && { incrs: Array.from({ length: 53 }, (_, power) => 2 ** power) }),
+        },
       ],
       series: [{}, ...series],
       plugins: [marksOf(chart)],
