@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pseudoreal_api.spec.logging import Logging
 from pseudoreal_trainer.checkpoint.manifest import Link
 from pseudoreal_trainer.report.differences import ABSENT, MOST_DIFFERENCES, differences_of
 from pseudoreal_trainer.report.drawings import draw_lineage, draw_plan, draw_time_line
@@ -126,6 +127,9 @@ def test_differences_are_of_fields_and_never_of_places_or_sinks(config: Any) -> 
         update={
             "work_directory": "/elsewhere",
             "execution": 9,
+            "logging": Logging.model_validate(
+                {"sinks": [{"type": "MLflow", "mlflow": {"url": "https://name:secret@host"}}]}
+            ),
             "batch": first.batch.model_copy(update={"sequences": 12}),
         }
     )
