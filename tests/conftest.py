@@ -24,6 +24,7 @@ PEERS = frozenset(
         *("lm_eval", "transformers"),  # other implementations
         "lupa",  # runs Argo CD's health check
         "check_jsonschema",
+        "playwright",  # opens pages in a browser
         "pip",  # whose settings the builds of images take over
     }
 )

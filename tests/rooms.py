@@ -50,7 +50,7 @@ TRAINER = Package(
         *("storage", "accelerator", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.reading", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training", "measure", "cli"),
+        *("preflight", "training", "measure", "report", "cli"),
     ),
     ("__main__",),
 )

@@ -24,6 +24,7 @@ from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.cli.auto_layout import resolve_layout
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.runtime.history import ranks_of, record_end
 from pseudoreal_trainer.runtime.in_place import run_in_place
 from pseudoreal_trainer.runtime.metrics import metrics_port, serving_metrics
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, memory_directory
@@ -75,10 +76,13 @@ def _report_unreadable(path: Path, error: ContractError) -> TerminationMessage:
 
 def _delink(config: DelinkConfig) -> TerminationMessage:
     try:
-        return delink(config)
+        message = delink(config)
     except Exception as error:
         log.exception("delink_failed", phase=config.phase)
-        return termination_message("Failed", config, f"{type(error).__name__}: {error}")
+        message = termination_message("Failed", config, f"{type(error).__name__}: {error}")
+    write_termination(message)
+    record_end(config, message)
+    return message
 
 
 def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
@@ -86,7 +90,11 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
             message = _run_with_layout(config, path, pod, stop)
-    return message if message.checkpoint else _with_checkpoint_in_time(message, config)
+        ranks = ranks_of(pod)
+    message = message if message.checkpoint else _with_checkpoint_in_time(message, config)
+    write_termination(message)
+    record_end(config, message, ranks)
+    return message
 
 
 def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:

@@ -17,6 +17,7 @@ import time
 import structlog
 from pseudoreal_api.wire.messages import IN_PLACE_CHARACTERS, InPlace, TerminationMessage
 
+from pseudoreal_trainer.runtime.history import ranks_of, record_restart_in_place
 from pseudoreal_trainer.runtime.ranks import Launch, RanksResult, prepare_torchrun, run_ranks
 from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity, identity_in, initial_identity
 from pseudoreal_trainer.runtime.termination import termination_message
@@ -93,6 +94,8 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
         return None
     why = _reason(identity, last)
     log.warning("ranks_restart_in_place", restart=identity.restart, worker=identity.worker, reason=why.message)
+    if last is not None:
+        record_restart_in_place(launch.config, why, ranks_of(launch.folder))
     launch.folder.remove_rank_files(why)
     return why
 

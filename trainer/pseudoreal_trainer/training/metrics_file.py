@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import structlog
 
 from pseudoreal_trainer.errors import TrainingError
@@ -23,7 +24,7 @@ _FOLDER, _PART = "metrics", "lines.jsonl"
 _STEP_FOLDER = re.compile(r"[0-9]{12,20}")
 """Pattern of a part's folder name; folders with other names are ignored."""
 
-_BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
+_BLOCK_BYTES, MOST_LINE_BYTES = 1 << 20, 1 << 26
 """Number of bytes read at a time in the search for lines; maximum size of a line that this program writes."""
 _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
@@ -48,7 +49,7 @@ def truncate_after(path: Path, step: int) -> None:
 def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Yield each line with its line break and the position after the line, last line first.
 
-    A line longer than `_MOST_LINE_BYTES` is yielded as empty bytes: this program cannot have written it.
+    A line longer than `MOST_LINE_BYTES` is yielded as empty bytes: this program cannot have written it.
     """
     end = start = file.seek(0, os.SEEK_END)
     while start > 0:
@@ -67,7 +68,7 @@ def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def _read(file: BinaryIO, begin: int, end: int) -> bytes:
-    return os.pread(file.fileno(), end - begin, begin) if end - begin <= _MOST_LINE_BYTES else b""
+    return os.pread(file.fileno(), end - begin, begin) if end - begin <= MOST_LINE_BYTES else b""
 
 
 def _is_kept(line: bytes, step: int) -> bool:
@@ -125,6 +126,27 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
     for part in parts:
         # Not splitlines(): it also splits at characters such as U+2028, which a text may contain.
         yield from storage_of(part / _PART).read().decode().rstrip("\n").split("\n")
+
+
+def blocks_of_metrics(folder: StoragePath) -> Iterator[bytes]:
+    """Yield the content of the lines of `metrics_of`, in blocks: each is read only when the caller asks for it.
+
+    Raises FileNotFoundError if there are no metrics.
+    """
+    if isinstance(folder, Path):
+        with (folder / METRICS_FILE).open("rb") as file:
+            yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
+        return
+    parts = _parts(folder)
+    if not parts:
+        raise FileNotFoundError(f"{folder / _FOLDER} has no metrics")
+    for part in parts:
+        path = part / _PART
+        size, content = storage_of(path).size(), storage_of(path).content()
+        for begin in range(0, size, _BLOCK_BYTES):
+            block = np.empty(min(_BLOCK_BYTES, size - begin), np.uint8)
+            content.read_into(begin, block)
+            yield block.tobytes()
 
 
 def _parts(folder: ObjectPath) -> list[StoragePath]:

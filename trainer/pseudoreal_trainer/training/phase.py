@@ -27,6 +27,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
+from pseudoreal_trainer.runtime.history import record_start
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.data_source import DataSource, Samples, StreamBatch, open_data_source
@@ -97,6 +98,10 @@ def train_phase(
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
+        if ranks.is_first:
+            checkpoint = None if isinstance(origin, FreshStart) else origin.checkpoint.manifest.name
+            in_place = None if pod is None else pod.in_place()
+            record_start(config, progress.step, checkpoint, in_place.restarts if in_place else 0)
         with open_data_source(config, corpus, progress, engine.groups) as data:
             validations = phase_validations(config, corpus, layout, kind_of(ranks.device))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)

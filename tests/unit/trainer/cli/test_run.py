@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,9 @@ from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.run_command import ignored_fields, read_job
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.report.figures import charts_of
+from pseudoreal_trainer.report.job import jobs_of
+from pseudoreal_trainer.report.reading import read_job_files
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
 from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
@@ -95,6 +99,7 @@ def test_a_stopped_and_resumed_run_has_the_weights_of_an_uninterrupted_one(
     assert "2 ranks on cpu" in said
     lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 21))
+    _check_page(work, message["checkpoint"])
 
     job_body["spec"]["data"]["path"] = str(tmp_path / "corpus")
     train_job("whole")
@@ -105,6 +110,38 @@ def test_a_stopped_and_resumed_run_has_the_weights_of_an_uninterrupted_one(
 
     shown = CliRunner().invoke(main, ["sample", str(work / "checkpoints" / f"real-{STEPS + 20:08d}"), "--tokens", "5"])
     assert shown.exit_code == 0, shown.output
+
+
+def _check_page(work: Path, checkpoint: str) -> None:
+    """Check the page of the run that was stopped at `checkpoint` and resumed."""
+    file = work / "report.html"
+    shown = CliRunner().invoke(main, ["report", str(work), "-o", str(file)])
+    assert (shown.exit_code, shown.stdout) == (0, f"{file}\n"), shown.output
+    (job,) = jobs_of([read_job_files(work)])
+    assert (job.name, job.notices) == ("tiny", [])
+    (restart,) = job.restarts
+    assert (restart.phase, restart.execution, restart.checkpoint) == ("pseudo", 2, checkpoint)
+    assert (restart.outcome, restart.cause) == ("Yielded", f"asked to stop; saved checkpoint {checkpoint}")
+    assert (restart.pod, restart.ranks) == (socket.gethostname(), (0,))
+    stages = [(run.phase, run.stage, run.execution, run.outcome) for run in job.runs]
+    assert stages == [
+        ("pseudo", "train", 1, "Yielded"),
+        ("pseudo", "train", 2, "Succeeded"),
+        ("real", "delink", 2, "Succeeded"),
+        ("real", "train", 2, "Succeeded"),
+    ]
+    assert [(border.step, border.kind) for border in job.transitions] == [(STEPS, "delink")]
+    kept = {each.name for each in job.lineage.checkpoints if each.is_kept}
+    assert kept == {path.parent.name for path in (work / "checkpoints").glob("*/manifest.json")}
+    assert [(edge.source, edge.target) for edge in job.lineage.edges if edge.is_link] == [
+        (f"pseudo-{STEPS:08d}", f"real-{STEPS:08d}")
+    ]
+    assert list(job.predicted) == ["pseudo", "real"]
+    charts = {chart.id: chart for chart in charts_of([job])}
+    assert charts["loss"].lines[0].x["step"] == list(range(1, STEPS + 21))
+    assert {mark.kind for mark in charts["loss"].marks} == {"delink", "restart"}
+    for text in ("delink from 1 to 4 blocks", f"asked to stop; saved checkpoint {checkpoint}"):
+        assert text in file.read_text()
 
 
 def test_run_grows_layers_and_experts(job_body: dict[str, Any], tmp_path: Path) -> None:
