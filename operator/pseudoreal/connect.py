@@ -47,8 +47,10 @@ def _load(context: str | None, kubeconfig: str | None, configuration: client.Con
     if kubeconfig is None and context is None and _runs_in_a_pod():
         config.load_incluster_config(configuration)
         return _ACCOUNT.read_text().strip()
-    contexts, active = config.list_kube_config_contexts(kubeconfig)
-    config.load_kube_config(kubeconfig, context, configuration)
+    # kubernetes itself reads the variable once, when it is imported.
+    file = kubeconfig or os.environ.get("KUBECONFIG") or None
+    contexts, active = config.list_kube_config_contexts(file)
+    config.load_kube_config(file, context, configuration)
     chosen: Any = next((one for one in contexts if one["name"] == context), active)
     return str(chosen["context"].get("namespace") or "default")
 

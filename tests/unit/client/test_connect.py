@@ -39,6 +39,12 @@ def test_namespace_comes_from_the_option_or_else_the_context(
     assert (found.namespace, found.is_named) == (meant, is_named)
 
 
+def test_the_variable_counts_as_it_is_when_the_client_is_made(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook may set it after its imports."""
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    assert connect("two", None, None, print).namespace == "team"
+
+
 def test_an_unknown_context_is_an_error(kubeconfig: str) -> None:
     with pytest.raises(NoCluster, match=r"no cluster is configured.*three") as refused:
         connect("three", None, kubeconfig, print)
