@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pseudoreal import (
 from pseudoreal import api as api_module
 from pseudoreal import watch as watch_module
 from pseudoreal.errors import ClientError, Unreachable
+from pseudoreal.watch import Watch
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from tests.support.jobs import good_job
@@ -69,8 +71,14 @@ def client(kubeconfig: str) -> Client:
     return Client(kubeconfig=kubeconfig)
 
 
-def steps(statuses: Iterator[PseudoRealJobStatus]) -> list[tuple[str, int]]:
-    return [(status.state, status.execution) for status in statuses]
+def steps(watched: Watch) -> list[tuple[str, int]]:
+    """Return state and execution of each status. A watch that should end and does not is closed after a while."""
+    timer = threading.Timer(PATIENCE_SECONDS / 3, watched.close)
+    timer.start()
+    try:
+        return [(status.state, status.execution) for status in watched]
+    finally:
+        timer.cancel()
 
 
 def test_watch_yields_the_present_status_then_each_other_one_until_the_job_has_ended(
@@ -293,6 +301,21 @@ class TestLogs:
         monkeypatch.setattr(api_module, "MOST_LINE_BYTES", 10)
         server.answers = {"/log": [Answer(lines=("x" * 30_000, "short", "y" * 11))]}
         assert self.lines(client) == ["x" * 10, "short", "y" * 10]
+
+    def test_a_line_without_end_does_not_fill_the_memory(self) -> None:
+        class Endless:
+            def stream(self) -> Iterator[bytes]:
+                return (b"x" * 2**16 for _ in range(500))
+
+            def close(self) -> None: ...
+
+        tracemalloc.start()
+        try:
+            (line,) = api_module.Lines(Endless(), 2**10, lambda error: ClientError(str(error)))
+            assert tracemalloc.get_traced_memory()[1] < 2**20  # the line has 31 MiB
+        finally:
+            tracemalloc.stop()
+        assert len(line) == 2**10 + 1
 
     def test_a_log_beyond_the_bound_is_an_error_after_its_first_lines(
         self, client: Client, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
