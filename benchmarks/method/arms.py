@@ -70,7 +70,7 @@ OTHER_SEEDS = 3
 TUNING_SEED = 100
 """Seed that chooses the peak rates; no compared run has it."""
 TUNED_FRACTION = 0.5
-"""Budget of the runs that choose peak rates, as a fraction of the full one."""
+"""Budget of the first runs that choose peak rates, as a fraction of the full one."""
 FIRST_RATES = (4e-3, 8e-3, 16e-3)
 """Peak rates that are tried first; while the best one is at the edge, the next one beyond, by a factor of 2."""
 

@@ -1,4 +1,5 @@
-"""Choice of an arm's peak rate: the best of a grid, which is extended until the best rate is not at its edge. Pure."""
+"""Choice of an arm's peak rate: the best of a grid at half the budget, which is extended until the best rate is not at
+its edge; then the best of this rate and lower ones at the full budget. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,18 @@ def next_rates(losses: Mapping[float, float], first: Sequence[float] = FIRST_RAT
     if best == max(losses):
         return [best * _FACTOR]
     return [best / _FACTOR] if best == min(losses) else []
+
+
+def next_lower_rates(losses: Mapping[float, float], best_of_half: float) -> list[float]:
+    """Return the rates that are still to be tried at the full budget. `losses`: rate -> validation loss there so far.
+
+    A longer training has a lower best rate, so rates above the best one of half the budget are not tried again.
+    """
+    missing = [rate for rate in (best_of_half, best_of_half / _FACTOR) if rate not in losses]
+    if missing:
+        return missing
+    lowest = min(losses)
+    return [lowest / _FACTOR] if best_rate(losses) == lowest else []
 
 
 def best_rate(losses: Mapping[float, float]) -> float:

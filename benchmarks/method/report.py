@@ -38,8 +38,9 @@ axis:"""
 _SETTING = """- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
 - [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
   adaptive trigger, and a state on disk."""
-_RATES = """Validation losses of the trainings that choose the peak rates, at half the budget and with a seed of their
-own; the chosen rate's in bold. An arm that is not listed takes the rate of another one."""
+_RATES = """Validation losses of the trainings that choose the peak rates, with a seed of their own: first at half the
+budget, then the best of these rates and lower ones at the full budget; the chosen rate's in bold. An arm that is not
+listed takes the rate of another one."""
 _REMEDIES = """Changes of the transition and of the first phase that the literature names, in the order of the plan,
 with three seeds each. *Rates of each phase*: the first stage has the peak rate of the arm that shares throughout, the
 second the rate of unshared training, and rises to it from zero. *Noise*: a tenth of freshly drawn weights is added to

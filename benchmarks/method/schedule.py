@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.method import arms
 from benchmarks.method.arms import REGISTERED, Arm, Scale, Size, Study
 from benchmarks.method.chain import Link, Run, decays
-from benchmarks.method.rates import best_rate, next_rates
+from benchmarks.method.rates import best_rate, next_lower_rates, next_rates
 from benchmarks.method.results import Result, Role
 
 Plan = Callable[[Sequence[Result]], Iterator["Planned"]]
@@ -41,27 +41,35 @@ def planned(results: Sequence[Result], scale: Scale = REGISTERED) -> Iterator[Pl
 
 
 def expected(results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
-    """Yield the runs as `planned` does, and those that wait for a rate: with a middle rate in its place, and with one
-    rate more than the first ones to be tried. Only their number and lengths mean something."""
+    """Yield the runs as `planned` does, and those that wait for a rate: with a middle rate in its place, with one rate
+    more than the first ones at half the budget, and two at the full one. Only their number and lengths mean
+    something."""
     assumed = scale.first_rates[len(scale.first_rates) // 2]
     for study, known in scale.arms.items():
         for arm in known:
             if arm.tuned_as == arm.name:
                 yield from _tuning(study, arm, results, scale)
-                if rate_of(study, arm.tuned_as, results, scale) is None:
+                if next_rates(tuning_losses(study, arm.name, results, scale), scale.first_rates):
                     yield _tuning_run(study, arm, 2 * max(scale.first_rates), scale)
+                    for rate in next_lower_rates({}, assumed):
+                        yield _tuning_run(study, arm, rate, scale, fraction=1.0)
         chosen = {arm.tuned_as: rate_of(study, arm.tuned_as, results, scale) or assumed for arm in known}
         for size in scale.sizes[study]:
             yield from compared(study, size, chosen, scale)
 
 
 def _tuning(study: Study, arm: Arm, results: Sequence[Result], scale: Scale) -> Iterator[Planned]:
-    for rate in next_rates(tuning_losses(study, arm.name, results, scale), scale.first_rates):
-        yield _tuning_run(study, arm, rate, scale)
+    half = tuning_losses(study, arm.name, results, scale)
+    if rates := next_rates(half, scale.first_rates):
+        yield from (_tuning_run(study, arm, rate, scale) for rate in rates)
+    else:
+        full = tuning_losses(study, arm.name, results, scale, 1.0)
+        for rate in next_lower_rates(full, best_rate(half)):
+            yield _tuning_run(study, arm, rate, scale, fraction=1.0)
 
 
-def _tuning_run(study: Study, arm: Arm, rate: float, scale: Scale) -> Planned:
-    run = Run(study, arm, scale.tuned_width, arms.TUNING_SEED, rate, scale.tuning_text, arms.TUNED_FRACTION, scale)
+def _tuning_run(study: Study, arm: Arm, rate: float, scale: Scale, fraction: float = arms.TUNED_FRACTION) -> Planned:
+    run = Run(study, arm, scale.tuned_width, arms.TUNING_SEED, rate, scale.tuning_text, fraction, scale)
     return Planned("tuning", run, (1.0,))
 
 
@@ -99,14 +107,19 @@ def seeds_of(arm: Arm, size: Size) -> int:
 
 def rate_of(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
     """Return the peak rate chosen for the arm `name`; None if the choice is not finished."""
-    losses = tuning_losses(study, name, results, scale)
-    return None if next_rates(losses, scale.first_rates) else best_rate(losses)
+    half = tuning_losses(study, name, results, scale)
+    if next_rates(half, scale.first_rates):
+        return None
+    full = tuning_losses(study, name, results, scale, 1.0)
+    return None if next_lower_rates(full, best_rate(half)) else best_rate(full)
 
 
-def tuning_losses(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> dict[float, float]:
-    """Return rate -> validation loss of the runs that choose the rate of the arm `name`."""
-    wanted = (study, "tuning", scale.tuned_width, name)
-    return {r.rate: r.loss for r in results if (r.study, r.role, r.width, r.arm) == wanted}
+def tuning_losses(
+    study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED, budget: float = arms.TUNED_FRACTION
+) -> dict[float, float]:
+    """Return rate -> validation loss at a budget of the runs that choose the rate of the arm `name`."""
+    wanted = (study, "tuning", scale.tuned_width, name, budget)
+    return {r.rate: r.loss for r in results if (r.study, r.role, r.width, r.arm, r.budget) == wanted}
 
 
 def is_known(one: Planned, budget: float, results: Sequence[Result]) -> bool:

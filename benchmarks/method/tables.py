@@ -1,6 +1,7 @@
 """Tables of docs/method.md. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from math import isfinite
 
@@ -12,7 +13,7 @@ from benchmarks.method.intervals import Estimate
 from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
 from benchmarks.method.marks import Mark
 from benchmarks.method.results import Result
-from benchmarks.method.schedule import planned, rate_of
+from benchmarks.method.schedule import planned, rate_of, tuning_losses
 from benchmarks.method.trend import Trend
 
 _SHOWN_RATIOS = (1, 2, 5, 10, 20)
@@ -69,14 +70,15 @@ def rates(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
         return "No rate is tried yet."
     tried, rows = sorted({r.rate for r in tuning}), []
     for study, known in scale.arms.items():
-        for width, arm in product(sorted({r.width for r in tuning}), known):
-            own = {r.rate: r.loss for r in tuning if (r.study, r.width, r.arm) == (study, width, arm.name)}
+        budgets = sorted({(r.width, r.budget) for r in tuning if r.study == study})
+        for arm, (width, budget) in product(known, budgets):
+            own = tuning_losses(study, arm.name, tuning, replace(scale, tuned_width=width), budget)
             if own:
                 chosen = rate_of(study, arm.tuned_as, results, scale) if width == scale.tuned_width else None
                 last = "" if width != scale.tuned_width else "not finished" if chosen is None else f"{chosen:g}"
                 cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
-                rows.append([study, str(width), arm.name, *cells, last])
-    return table(["study", "width", "arm", *(f"{rate:g}" for rate in tried), "chosen"], rows)
+                rows.append([study, str(width), arm.name, percent(budget), *cells, last])
+    return table(["study", "width", "arm", "budget", *(f"{rate:g}" for rate in tried), "chosen"], rows)
 
 
 def _rate_cell(loss: float | None, is_chosen: bool) -> str:
@@ -240,7 +242,7 @@ def not_trained(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
         key = (run.study, one.role, run.width, run.arm.name, run.seed, run.rate)
         lacks = [budget for budget in one.budgets if (*key, budget * run.fraction) not in have]
         if lacks:
-            name = f"rate {run.rate:g}" if one.role == "tuning" else f"seed {run.seed}"
+            name = f"rate {run.rate:g}, budget {percent(run.fraction)}" if one.role == "tuning" else f"seed {run.seed}"
             part = "" if len(lacks) == len(one.budgets) else f" at {joined(map(percent, lacks))}"
             missing.setdefault((run.study, str(run.width), run.arm.name), []).append(f"{name}{part}")
     for study, known in scale.arms.items():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.method.rates import best_rate, next_rates
+from benchmarks.method.rates import best_rate, next_lower_rates, next_rates
 
 _FIRST = (4e-3, 8e-3, 16e-3)
 
@@ -42,3 +42,14 @@ def test_a_diverged_rate_is_never_the_best() -> None:
 def test_without_a_finite_loss_there_is_no_choice() -> None:
     with pytest.raises(ValueError, match=r"no rate of \[0\.004, 0\.008, 0\.016\] has a finite loss"):
         next_rates(dict.fromkeys(_FIRST, nan), _FIRST)
+
+
+@pytest.mark.parametrize(("best", "tried"), [(32e-3, [32e-3, 16e-3]), (16e-3, [32e-3, 16e-3, 8e-3]), (5e-3, None)])
+def test_at_the_full_budget_lower_rates_are_tried_until_the_best_is_not_the_lowest(
+    best: float, tried: list[float] | None
+) -> None:
+    losses: dict[float, float] = {}
+    while rates := next_lower_rates(losses, 32e-3):
+        losses |= {rate: abs(log(rate / best)) for rate in rates}
+    assert [*losses] == (tried or [32e-3, 16e-3, 8e-3, 4e-3, 2e-3])
+    assert best_rate(losses) == (best if tried else 4e-3)

@@ -14,7 +14,7 @@ from benchmarks.method.marks import Mark, planned
 from benchmarks.method.report import document, write_report
 from benchmarks.method.results import Result
 from benchmarks.method.trend import Trend, samples_of, trend
-from tests.unit.benchmarks.method.support.samples import HIGHEST, LOWEST, RATE, WIDTH, curve, rates, row
+from tests.unit.benchmarks.method.support.samples import HIGHEST, LOWEST, RATE, WIDTH, curve, rates, result, row
 
 MARKS = [Mark("dense", "a machine", 5.2, "measured", "a source"), Mark("dense", "another", 0.8, "predicted", "a plan")]
 OFFSETS = {"unshared": 0.0, "delinked at 30 %": 0.1, "grown from 4 layers at 30 %": -0.1, "shared throughout": 0.15}
@@ -167,8 +167,9 @@ class TestPartialData:
 
     def test_of_a_rates_choice_the_rates_are_named_that_are_not_tried(self) -> None:
         text = tables.not_trained(rates("dense", {LOWEST: 4.2, RATE: 4.0}))
-        assert f"| dense | {WIDTH} | unshared | rate {HIGHEST:g} |" in text
-        assert f"| experts | {WIDTH} | unshared | rate {LOWEST:g}, rate {RATE:g}, rate {HIGHEST:g} |" in text
+        assert f"| dense | {WIDTH} | unshared | rate {HIGHEST:g}, budget 50 % |" in text
+        tried = ", ".join(f"rate {rate:g}, budget 50 %" for rate in (LOWEST, RATE, HIGHEST))
+        assert f"| experts | {WIDTH} | unshared | {tried} |" in text
 
     def test_early_budgets_of_unshared_training_stand_in_the_table_of_losses(self) -> None:
         early = [row("dense", "unshared", 0, budget, 3.5 - budget) for budget in EARLY_BUDGETS]
@@ -211,13 +212,18 @@ class TestPartialData:
 
 def test_every_tried_rate_is_shown_and_the_chosen_one_is_bold() -> None:
     tried = {LOWEST: 4.2, RATE: 4.0, HIGHEST: float("nan")}
-    text = tables.rates(rates("dense", tried))
-    assert f"| dense | {WIDTH} | unshared | 4.2000 | **4.0000** | diverged | {RATE:g} |" in text
+    full = [
+        result("dense", "tuning", "unshared", 100, 1.0, loss, WIDTH, rate)
+        for rate, loss in {RATE: 3.9, LOWEST: 3.8, LOWEST / 2: 3.95}.items()
+    ]
+    text = tables.rates([*rates("dense", tried), *full])
+    assert f"| dense | {WIDTH} | unshared | 50 % |  | **4.2000** | 4.0000 | diverged | {LOWEST:g} |" in text
+    assert f"| dense | {WIDTH} | unshared | 100 % | 3.9500 | **3.8000** | 3.9000 |  | {LOWEST:g} |" in text
 
 
 def test_rates_at_the_edge_are_not_chosen() -> None:
     text = tables.rates(rates("dense", {LOWEST: 4.2, RATE: 4.1, HIGHEST: 4.0}))
-    assert f"| dense | {WIDTH} | unshared | 4.2000 | 4.1000 | 4.0000 | not finished |" in text
+    assert f"| dense | {WIDTH} | unshared | 50 % | 4.2000 | 4.1000 | 4.0000 | not finished |" in text
 
 
 def test_phi_is_held_against_the_published_value() -> None:

@@ -13,6 +13,7 @@ from benchmarks.method.chain import Link
 from benchmarks.method.results import Result
 from benchmarks.method.schedule import Planned, expected, is_known, planned, rate_of, real_steps, unfinished
 from tests.unit.benchmarks.method.support.planned import results_of
+from tests.unit.benchmarks.method.support.samples import result
 
 _BEST = {"dense": 23e-3, "experts": 5e-3}
 """Study -> rate with the lowest loss, of which one is beyond the first rates."""
@@ -47,6 +48,25 @@ def test_a_run_is_known_by_the_share_of_the_full_budget_that_it_trains(order: li
     assert [result.budget for result in results_of(tuning, 1.0)] == [0.5]
     assert _is_done(tuning, results_of(tuning, 1.0))
     assert not _is_done(tuning, [row.model_copy(update={"budget": 1.0}) for row in results_of(tuning, 1.0)])
+
+
+def test_the_best_rate_of_half_the_budget_is_held_against_lower_ones_at_the_full_budget(order: list[Planned]) -> None:
+    """The best rates are 32e-3 and 4e-3 at every budget, so one lower rate is enough."""
+    full = {(o.run.study, o.run.rate) for o in order if o.role == "tuning" and o.run.fraction == 1}
+    assert full == {("dense", 32e-3), ("dense", 16e-3), ("experts", 4e-3), ("experts", 2e-3)}
+
+
+def test_the_full_budget_chooses_where_the_budgets_disagree() -> None:
+    half, full = {8e-3: 3.2, 16e-3: 3.1, 32e-3: 3.0, 64e-3: 3.3}, {32e-3: 2.9, 16e-3: 2.8}
+    arm = ARMS["dense"][0]
+    rows = [
+        result("dense", "tuning", arm.name, 100, budget, loss, 24, rate)
+        for budget, losses in ((0.5, half | {4e-3: 4.0}), (1.0, full))
+        for rate, loss in losses.items()
+    ]
+    assert rate_of("dense", arm.name, rows) is None
+    rows.append(result("dense", "tuning", arm.name, 100, 1.0, 2.85, 24, 8e-3))
+    assert rate_of("dense", arm.name, rows) == 16e-3
 
 
 def test_all_rates_of_a_study_are_chosen_before_its_first_comparison(order: list[Planned]) -> None:
@@ -180,9 +200,9 @@ def test_no_budget_fits_less_time_than_the_starts_take() -> None:
 
 def test_a_rate_is_chosen_only_from_runs_of_the_width_that_chooses() -> None:
     arm = ARMS["dense"][0]
-    for width, rate in ((16, None), (24, 16e-3)):
+    for width, rate in ((16, None), (24, 32e-3)):
         scale = replace(_SMALL, tuned_width=width)
         runs = [one for one in _trained(scale) if one.role == "tuning"]
-        rows = [row for one in runs for row in results_of(one, abs(log(one.run.rate / 16e-3)))]
-        assert rate_of("dense", arm.tuned_as, rows, scale) == 16e-3
+        rows = [row for one in runs for row in results_of(one, abs(log(one.run.rate / 32e-3)))]
+        assert rate_of("dense", arm.tuned_as, rows, scale) == 32e-3
         assert rate_of("dense", arm.tuned_as, rows) == rate

@@ -69,8 +69,10 @@ def test_every_link_is_trained_once_and_every_decay_has_a_result(trainer: _Train
     results = train_all(_trials(tmp_path))
     assert len(trainer.trained) == len({*trainer.trained})
     assert {*trainer.trained} >= {*unfinished(planned(results, _SCALE), [])}
-    # Four rates; then three arms, two seeds and three budgets, at the best rate.
-    assert sorted(r.rate for r in results if r.role == "tuning") == [4e-3, 8e-3, 16e-3, 32e-3]
+    # Four rates at half the budget and two at the full one; then three arms, two seeds and three budgets, at the best
+    # rate.
+    tuning = sorted((r.budget, r.rate) for r in results if r.role == "tuning")
+    assert tuning == [(0.5, 4e-3), (0.5, 8e-3), (0.5, 16e-3), (0.5, 32e-3), (1.0, 8e-3), (1.0, 16e-3)]
     assert {r.rate for r in results if r.role == "compared"} == {16e-3}
     assert sum(r.role == "compared" for r in results) == 3 * 2 * 3
     assert _without_order(read_results(tmp_path / "results.csv")) == _without_order(results)
@@ -87,7 +89,7 @@ def test_trials_go_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.
         train_all(_trials(tmp_path))
     monkeypatch.setattr(trials, "train", second)
     results = train_all(_trials(tmp_path))
-    assert len(results) == 4 + 18
+    assert len(results) == 6 + 18
     assert not {*first.trained} & {*second.trained}
     monkeypatch.setattr(trials, "train", third)
     assert len(train_all(_trials(tmp_path))) == len(results)
@@ -96,7 +98,7 @@ def test_trials_go_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.
 
 def test_links_are_deleted_once_no_run_needs_them(trainer: _Trainer, tmp_path: Path) -> None:
     results = train_all(_trials(tmp_path, keeps_links=False, at_a_time=1))
-    assert len(results) == 4 + 18
+    assert len(results) == 6 + 18
     assert len(trainer.trained) == len({*trainer.trained})
     assert not [*(tmp_path / "scratch").rglob("trained.json")]
 
@@ -125,7 +127,7 @@ class _Lingering(_Trainer):
 def test_the_folder_of_a_link_in_training_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _Lingering()
     monkeypatch.setattr(trials, "train", trainer)
-    assert len(train_all(_trials(tmp_path, keeps_links=False))) == 4 + 18
+    assert len(train_all(_trials(tmp_path, keeps_links=False))) == 6 + 18
     assert trainer.kept_its_folder
 
 
@@ -177,7 +179,7 @@ def test_a_decay_that_ends_between_two_looks_is_collected_later(
     collect = trials._collect
     calls = iter(range(100))
     monkeypatch.setattr(trials, "_collect", lambda *given: [*given[1]] if next(calls) == 0 else collect(*given))
-    assert len(train_all(found)) == 4 + 18
+    assert len(train_all(found)) == 6 + 18
 
 
 @pytest.mark.usefixtures("trainer")

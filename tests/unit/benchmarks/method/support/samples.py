@@ -50,11 +50,13 @@ def curve(study: Study, name: str, seed: int, losses: Iterable[float], width: in
 
 
 def rates(study: Study, losses: Mapping[float, float] | None = None) -> list[Result]:
-    """Return the choice of all rates of a study; without `losses`, of RATE."""
+    """Return the choice of all rates of a study; without `losses`, of RATE. `losses`: of half the budget."""
     tried = losses or {rate: 4.0 + abs(rate - RATE) for rate in REGISTERED.first_rates}
+    full = {} if losses else {rate: loss for rate, loss in tried.items() if rate <= RATE}
     return [
-        result(study, "tuning", one.name, TUNING_SEED, TUNED_FRACTION, loss, WIDTH, rate)
+        result(study, "tuning", one.name, TUNING_SEED, budget, loss, WIDTH, rate)
         for one in ARMS[study]
         if one.tuned_as == one.name
-        for rate, loss in tried.items()
+        for budget, found in ((TUNED_FRACTION, tried), (1.0, full))
+        for rate, loss in found.items()
     ]
