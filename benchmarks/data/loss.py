@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from pseudoreal_trainer.model import head as model_head
 from pseudoreal_trainer.model.loss import Loss
-from pseudoreal_trainer.plan.sizes import loss_chunk_limit
+from pseudoreal_trainer.plan.sizes import logit_bytes, loss_chunk_limit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -54,7 +54,7 @@ def passes(case: Case) -> Passes:
 
 def in_chunks(head: Head, hidden: Tensor, targets: Tensor) -> tuple[float, Tensor]:
     """Compute our loss, in chunks of the length used in training."""
-    chunk = loss_chunk_limit(head.head.out_features, _FLOAT32_BYTES)
+    chunk = loss_chunk_limit(head.head.out_features, _FLOAT32_BYTES, logit_bytes("cpu", None))
     losses, of_hidden = Loss(torch.float32, chunk).backward(head, hidden, targets, 1.0, _add)
     return losses.cross_entropy.item(), of_hidden
 

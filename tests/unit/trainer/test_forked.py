@@ -54,7 +54,7 @@ def test_files_of_threads_that_ask_at_the_same_time_stay(monkeypatch: pytest.Mon
 
     def make_when_both_ask(*arguments: Any, **named: Any) -> str:
         both.wait(20)
-        return make(*arguments, **named)
+        return str(make(*arguments, **named))
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_when_both_ask)
     _folder.cache_clear()

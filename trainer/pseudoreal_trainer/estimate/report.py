@@ -131,7 +131,7 @@ class PlannedPhase:
 def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
     """Plan a phase. `threads`: number of threads per rank. Raises ValueError if the profile lacks a figure that the
     phase needs."""
-    sizes = phase_sizes(config, device, threads)
+    sizes = phase_sizes(config, device, threads, profile.device_bytes if profile else None)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
     plan = step_plan(layout)

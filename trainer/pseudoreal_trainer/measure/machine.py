@@ -110,8 +110,8 @@ def _measure_messages(ranks: Ranks) -> tuple[list[Collectives], TransferSpeed, f
 
 _MOST_RANKS = 8
 DEVICE_RESERVE = 2 * 2**30
-"""Device bytes not available to tensors: the CUDA context, memory of cuBLAS and NCCL, and fragmentation in torch's
-allocator."""
+"""Device bytes not available to tensors: the CUDA context, memory of cuBLAS, and fragmentation in torch's allocator.
+Communicators are counted with the layout (`plan.memory.communicators`)."""
 Progress = Callable[[str], None]
 
 

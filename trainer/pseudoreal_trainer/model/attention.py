@@ -1,12 +1,19 @@
 """Causal self-attention: grouped-query, with norms, biases and a sliding window if the model has them, over whole
-sequences or within documents."""
+sequences or within documents.
 
+Queries, keys and values stay in the layout of their projections, [B, T, heads, width]. Torch's kernels read this layout
+and return their output in the layout of the query, so heads are side by side before and after without a copy.
+"""
+
+import inspect
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pseudoreal_trainer.model.layers import rms_norm
 from pseudoreal_trainer.model.rotary import rotate
@@ -21,6 +28,13 @@ class Documents:
     """Lengths in tokens of the documents of each sequence, in order; the lengths of a sequence add up to T."""
     positions: Tensor
     """Position of each token in its document, from 0, [B, T]."""
+    bounds: Tensor
+    """Index of the first token of each document, with tokens counted over all sequences, and then the number of all
+    tokens: [D + 1], int32, on the device. D is the number of documents, rounded up to a power of two; the documents
+    added are empty and come last."""
+    longest: int
+    """Upper bound of the documents' lengths: the greatest length, rounded up to a power of two, or T if that is
+    less."""
 
 
 class Attention(nn.Module):
@@ -48,30 +62,25 @@ class Attention(nn.Module):
         `mask`: from `window_mask`; None: each token attends to all tokens before it. `documents`: attention stays
         within them; None: whole sequences.
         """
-        query = self._split_heads(self.query(hidden), self.query_norm)
-        key = self._split_heads(self.key(hidden), self.key_norm)
+        query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
+        key = rotate(self._split_heads(self.key(hidden), self.key_norm), rotation)
         value = self._split_heads(self.value(hidden), None)
         if documents is None or not len(hidden):
-            mixed = _attend(
-                rotate(query, rotation), rotate(key, rotation), value, mask, is_grouped=self._is_grouped
-            )  # [B, heads, T, width of a head]
-            mixed = mixed.transpose(1, 2).flatten(2)
+            mixed = _attend(query, key, value, mask, is_grouped=self._is_grouped)
         else:
-            mixed = self.attend_within(
-                documents, rotate(query, rotation), rotate(key, rotation), value, mask, self.window
-            )
-        out: Tensor = self.output(mixed)
+            mixed = self.attend_within(documents, query, key, value, mask, self.window)
+        out: Tensor = self.output(mixed.flatten(2))
         return out
 
     def _split_heads(self, features: Tensor, norm: nn.Module | None) -> Tensor:
-        """Return the features split into heads, normalized if `norm` is given: [B, T, heads * width] -> [B, heads, T,
+        """Return the features split into heads, normalized if `norm` is given: [B, T, heads * width] -> [B, T, heads,
         width]."""
         if norm is not None and not self._norms_heads:
             features = norm(features)
         features = features.unflatten(-1, (-1, self._head_size))
         if norm is not None and self._norms_heads:
             features = norm(features)
-        return features.transpose(1, 2)
+        return features
 
 
 def _norm(spec: Model, size: int) -> nn.Module | None:
@@ -82,31 +91,100 @@ def _norm(spec: Model, size: int) -> nn.Module | None:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_grouped: bool) -> Tensor:
-    """Return values mixed by attention: queries [B, heads, T, w], keys and values [B, key heads, T, w] -> [B, heads, T,
+    """Return values mixed by attention: queries [B, T, heads, w], keys and values [B, T, key heads, w] -> [B, T, heads,
     w]."""
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
-    )
+    mixed = F.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=is_grouped,
+    )  # [B, heads, T, w]
+    return mixed.transpose(1, 2)
 
 
 def attend_within(
     documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
-    """Return values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w]
-    -> [B, T, heads * w], B at least 1. `mask`: from `window_mask`. `window`: size of the sliding window in tokens;
+    """Return values mixed by attention within documents: queries [B, T, heads, w], keys and values [B, T, key heads, w]
+    -> [B, T, heads, w], B at least 1. `mask`: from `window_mask`. `window`: size of the sliding window in tokens;
     None: no window.
 
-    Attention is called once per document, with the kernels for whole sequences. No mask over all pairs of tokens is
-    needed, and the time grows with the squares of the documents' lengths.
+    No mask over all pairs of tokens is needed, and the time grows with the squares of the documents' lengths.
     """
-    is_grouped = query.shape[1] != key.shape[1]
+    heads, width = query.shape[2:]
+    if varlen_obstacle(query.device, query.dtype, heads, key.shape[2], width) is None:
+        # Without a mask, the layer has no window, or the window covers a whole sequence.
+        return _attend_to_all_documents(documents, query, key, value, None if mask is None else window)
+    return _attend_to_each_document(documents, query, key, value, mask, window)
+
+
+@cache
+def varlen_obstacle(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int) -> str | None:
+    """Return why attention within documents calls a kernel for each document; None if one call of torch's attention
+    with variable lengths computes all documents of a micro-batch. `width`: features of a head."""
+    if device.type != "cuda":
+        return f"torch has attention with variable lengths for CUDA devices, not for {device.type}"
+    if width % 8:
+        return f"flash attention needs heads whose width is a multiple of 8, and these have {width} features"
+    # Imported here, because the module imports torch's compiler, which takes seconds.
+    from torch.nn.attention.varlen import varlen_attn
+
+    if not {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
+        return f"attention with variable lengths in torch {torch.__version__} takes no windows or no grouped heads"
+    query, key = (
+        torch.empty(1, number, 1, width, dtype=dtype, device=device, requires_grad=True)
+        for number in (heads, key_heads)
+    )
+    sample = torch.backends.cuda.SDPAParams(query, key, key, None, 0.0, True, heads != key_heads)
+    if not torch.backends.cuda.can_use_flash_attention(sample):
+        return f"flash attention does not take heads of {width} features in {dtype} on this GPU"
+    return None
+
+
+def _attend_to_all_documents(
+    documents: Documents, query: Tensor, key: Tensor, value: Tensor, window: int | None
+) -> Tensor:
+    """Attend in one call for all documents; arguments and result as in `attend_within`.
+
+    Flash attention is built into torch for any lengths. The alternative, cuDNN, builds a plan of 0.06 to 0.5 s for each
+    new shape, takes no windows, and may wait for the device, which may wait for a message that this rank sends later.
+    Two numbers make up the shape of a call, `documents.longest` and the length of `documents.bounds`, and both are
+    powers of two or constant, so a phase has few shapes.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    before = -1 if window is None or window >= documents.longest else window - 1
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        mixed = varlen_attn(
+            query.flatten(0, 1),
+            key.flatten(0, 1),
+            value.flatten(0, 1),
+            documents.bounds,
+            documents.bounds,
+            documents.longest,
+            documents.longest,
+            window_size=(before, 0),  # tokens that a token attends to before and after itself; -1: all of them
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+    assert isinstance(mixed, Tensor), "without `return_aux` the output is one tensor"
+    return mixed.view_as(query)
+
+
+def _attend_to_each_document(
+    documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
+) -> Tensor:
+    """Attend in one call per document, with the kernels for whole sequences; arguments and result as in
+    `attend_within`."""
+    is_grouped = query.shape[2] != key.shape[2]
     mixed: list[Tensor] = []
-    for row, *sequence in zip(documents.lengths, query.split(1), key.split(1), value.split(1), strict=True):
-        for length, q, k, v in zip(row, *(features.split([*row], dim=2) for features in sequence), strict=True):
-            one = _attend(q, k, v, _document_mask(mask, length, window), is_grouped=is_grouped)  # [1, heads, length, w]
-            mixed.append(one.squeeze(0).transpose(0, 1))
-    side_by_side = torch.cat(mixed).flatten(1)  # [B * T, heads * w]
-    return side_by_side.view(len(query), -1, side_by_side.shape[1])
+    # Without cuDNN, which builds a plan for each new length.
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        for row, *sequence in zip(documents.lengths, query.split(1), key.split(1), value.split(1), strict=True):
+            for length, q, k, v in zip(row, *(features.split([*row], dim=1) for features in sequence), strict=True):
+                mixed.append(_attend(q, k, v, _document_mask(mask, length, window), is_grouped=is_grouped).squeeze(0))
+    return torch.cat(mixed).view_as(query)
 
 
 def _document_mask(mask: Tensor | None, length: int, window: int | None) -> Tensor | None:
@@ -127,7 +205,22 @@ def find_documents(tokens: Tensor, end: int, on_device: Tensor) -> Documents:
     starts = is_start.flatten().nonzero().flatten()
     lengths = torch.diff(starts, append=starts.new_tensor([is_start.numel()]))
     rows = lengths.split(is_start.sum(dim=1).tolist())
-    return Documents(tuple(tuple(row.tolist()) for row in rows), _positions(on_device, end))
+    of_rows = tuple(tuple(row.tolist()) for row in rows)
+    longest = min(_power_of_two(max(map(max, of_rows), default=1)), max(1, is_start.shape[1]))
+    return Documents(of_rows, _positions(on_device, end), _bounds(on_device, end, _power_of_two(len(starts))), longest)
+
+
+def _bounds(tokens: Tensor, end: int, documents: int) -> Tensor:
+    """Return `Documents.bounds` for this number of documents, empty ones included: [B, T + 1] -> [documents + 1]. The
+    number is known, so nothing is read back from the device."""
+    is_start = _is_document_start(tokens, end).flatten()
+    bounds = torch.nonzero_static(is_start, size=documents + 1, fill_value=len(is_start))
+    return bounds.flatten().to(torch.int32)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the least power of two that is at least `number` and at least 1."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 def _positions(tokens: Tensor, end: int) -> Tensor:

@@ -116,9 +116,11 @@ def _weight_gradient(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes:
     in]."""
     if ends is not None:
         out = F.grouped_mm(gradient.t(), rows, offs=ends)
-        for expert, size in enumerate(sizes):
-            if size == 0:
-                out[expert].zero_()  # not every kernel writes a sum over no rows
+        if idle := sum(size == 0 for size in sizes):
+            # Not every kernel writes a sum over no rows. Which experts are idle is read on the device: an index made of
+            # `sizes` would have to be copied there.
+            is_idle = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+            out.index_fill_(0, torch.nonzero_static(is_idle, size=idle).squeeze(1), 0)
         return out
     out = rows.new_empty(len(sizes), gradient.shape[1], rows.shape[1])
     for into, left, right in zip(out, gradient.split([*sizes]), rows.split([*sizes]), strict=True):

@@ -18,19 +18,21 @@ def rotary(model: Model, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines at these positions, [B, T] -> [B, 1, T, width of a head / 2]; the same for all
-    heads.
+    """Return the cosines and sines at these positions, [B, T] -> [B, T, width of a head / 2].
 
     Attention depends only on differences of positions, so in exact arithmetic their start does not matter. The start
     matters for rounding: with positions from 0, a document is rounded as in a row of its own.
     """
     cosine, sine = rotation
-    return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)
+    return cosine[positions], sine[positions]
 
 
 def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the features [B, heads, T, width], rotated pair by pair: feature i with feature i + width / 2."""
-    cosine, sine = (part.to(features.dtype) for part in rotation)
+    """Return the features [B, T, heads, width], rotated pair by pair: feature i with feature i + width / 2.
+
+    `rotation`: cosines and sines, [T, width / 2] or [B, T, width / 2]; the same for all heads.
+    """
+    cosine, sine = (part.to(features.dtype).unsqueeze(-2) for part in rotation)
     first, second = features.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 

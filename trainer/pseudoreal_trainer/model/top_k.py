@@ -7,9 +7,12 @@ per sequence or over the whole step, adds a gradient. A z-loss keeps the router'
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from pseudoreal_api.spec.model import Model, TopK
 from torch import Tensor, nn, ones_like, zeros
+from torch.autograd.function import once_differentiable
 
 from pseudoreal_trainer.model.attention import Documents
 from pseudoreal_trainer.model.experts import (
@@ -50,7 +53,7 @@ class TopKExperts(StackedFeedForward):
         # The only place where the host waits for the device.
         counts: list[int] = decision.counts.tolist()
         made = self.outputs(self.rows(hidden.flatten(0, 1), decision, counts), decision.counts, counts)
-        placed = made.index_select(0, decision.order.argsort()).unflatten(0, routes.weights.shape)  # [N, k, H]
+        placed = made.index_select(0, _inverse(decision.order)).unflatten(0, routes.weights.shape)  # [N, k, H]
         out: Tensor = (placed * routes.weights.to(made.dtype)[..., None]).sum(dim=1)
         return out.view_as(hidden)
 
@@ -78,10 +81,8 @@ class TopKExperts(StackedFeedForward):
 
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """Return a row for each choice of each token: tokens [N, H] -> [N * k, H]."""
-        # One copy of each token for each choice: each copy is selected once, so no sum in the backward pass depends on
-        # the order of a GPU's threads.
-        copies = tokens[:, None].expand(-1, decision.chosen.shape[1], -1).flatten(0, 1)
-        return copies.index_select(0, decision.order)
+        rows: Tensor = _SelectChoices.apply(tokens, decision.order, decision.chosen.shape[1])
+        return rows
 
     def row_weights(self, routes: Routes, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """Return the weights of the rows, [N * k]."""
@@ -90,7 +91,7 @@ class TopKExperts(StackedFeedForward):
     def combine(self, made: Tensor, weights: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """Return the experts' outputs added up for each token: made [N * k, H], weights of rows [N * k] -> [N, H]."""
         weighted = made * weights.to(made.dtype)[:, None]
-        of_tokens: Tensor = weighted.index_select(0, decision.order.argsort()).unflatten(0, decision.chosen.shape)
+        of_tokens: Tensor = weighted.index_select(0, _inverse(decision.order)).unflatten(0, decision.chosen.shape)
         return of_tokens.sum(dim=1)
 
     def _scores(self, logits: Tensor) -> Tensor:
@@ -148,6 +149,32 @@ class TopKExperts(StackedFeedForward):
         if not self._z_factor:
             return logits.new_zeros(())
         return self._z_factor * logits.logsumexp(dim=-1).square().sum()
+
+
+class _SelectChoices(torch.autograd.Function):
+    """Rows of choices in `order`: tokens [N, H] -> [N * k, H], where choice j of token n is n * k + j.
+
+    The backward pass is written by hand. Autograd's would add up the gradients of a token's rows in the order in which
+    the threads of a GPU reach them; this one adds them in the order of the token's choices.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, per_token: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.per_token = per_token
+        return tokens.index_select(0, order.div(per_token, rounding_mode="floor"))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        of_choices = gradient.index_select(0, _inverse(order)).unflatten(0, (-1, ctx.per_token))  # [N, k, H]
+        return of_choices.sum(dim=1), None, None
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Return the inverse of a permutation, [n]."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 def _probabilities(scores: Tensor, spec: TopK) -> Tensor:

@@ -15,10 +15,13 @@ Device = Literal["cpu", "cuda"]
 MOMENTS = 2
 """Number of AdamW's moment vectors per vector of master weights."""
 
-LOGIT_BYTES = 256 << 20
-"""Maximum bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
-(`plan.memory.autograd_memory`). A larger limit would mean fewer chunks; each chunk costs a sum over the head's whole
-matrix."""
+_LOGIT_SHARE = 64
+"""The logits of a chunk of the loss take at most the 64th part of a GPU's memory. Three to six tensors of this size
+exist at once (`plan.memory.autograd_memory`). A larger part would mean fewer chunks; each chunk costs a sum over the
+head's whole matrix."""
+_LOGIT_BYTES = 256 << 20
+"""The same for a CPU, and for a GPU of unknown memory."""
+_MIN_LOGIT_BYTES = 16 << 20
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
@@ -40,6 +43,8 @@ class Sizes:
     checkpoint_buffer: int = 0
     """Bytes of the buffer through which checkpoints pass."""
     device: Device = "cpu"
+    device_memory: int | None = None
+    """Bytes of a GPU's memory that the phase may use; None: not known."""
     threads: int = 1
     """Number of threads that a rank uses for one operation on the host."""
     has_z_loss: bool = False
@@ -174,9 +179,22 @@ def master_bytes(compute: str) -> int:
     return max(4, _COMPUTE_BYTES[compute])
 
 
-def loss_chunk_limit(vocabulary: int, width: int) -> int:
-    """Return the maximum number of tokens of a chunk, for logits of `width` bytes each."""
-    return max(1, LOGIT_BYTES // (vocabulary * width))
+def logit_bytes(device: Device, memory: int | None) -> int:
+    """Return the maximum bytes of logits in memory at a time, in the dtype of the loss. `memory`: see
+    `Sizes.device_memory`.
+
+    A power of two on GPUs, so that the memory of two GPUs of one kind, which may differ by some bytes, gives the same
+    chunks. On a CPU memory gives no reason to choose: more logits than 256 MiB make no step faster.
+    """
+    if device == "cpu" or memory is None:
+        return _LOGIT_BYTES
+    return max(_MIN_LOGIT_BYTES, 1 << max(0, (memory // _LOGIT_SHARE).bit_length() - 1))
+
+
+def loss_chunk_limit(vocabulary: int, width: int, most_bytes: int) -> int:
+    """Return the maximum number of tokens of a chunk, for logits of `width` bytes each. `most_bytes`: maximum bytes of
+    the logits of a chunk."""
+    return max(1, most_bytes // (vocabulary * width))
 
 
 def loss_chunk_length(tokens: int, most: int | None) -> int:

@@ -14,6 +14,7 @@ from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.engine.gradients import Agreement
+from pseudoreal_trainer.model.attention import varlen_obstacle
 from pseudoreal_trainer.model.sampling import readable
 from pseudoreal_trainer.training.progress import Progress, loss_of
 from pseudoreal_trainer.training.saving import Saved
@@ -79,9 +80,22 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         state_bytes=engine.state.memory_report().state,
         device=str(engine.groups.device),
         compute=config.precision.compute,
+        document_attention=_document_attention(engine),
         resumed_from=progress.parent,
         start_validation_loss=progress.start_validation_loss,
     )
+
+
+def _document_attention(engine: Engine) -> str | None:
+    """Return how attention within documents is computed, and why; None if documents are not masked."""
+    blueprint = engine.blueprint
+    if blueprint.end_of_document is None:
+        return None
+    model = blueprint.model
+    width = model.head_size
+    heads, key_heads = model.query_size // width, model.key_size // width
+    obstacle = varlen_obstacle(engine.groups.device, blueprint.compute, heads, key_heads, width)
+    return "one call per micro-batch" if obstacle is None else f"one call per document: {obstacle}"
 
 
 def log_check(progress: Progress, found: LayerGradients) -> None:

@@ -89,7 +89,7 @@ def train_phase(
     check_corpus(corpus.identity, origin)
     imported = open_imported(config, origin, checks=ranks.is_first)
     ranks.heartbeat.working("makes the engine")
-    layout = phase_layout(config, device_kind(ranks))
+    layout = phase_layout(config, device_kind(ranks), ranks.least_device_memory())
     failure = ranks.heartbeat.failure
     # Record a failure before the contexts are left: leaving them can take as long as a disk or server hangs.
     with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine, failure.noticed():

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import RouterStatistics
-from pseudoreal_trainer.model.grouped import can_group
+from pseudoreal_trainer.model.grouped import StackedFeedForward, can_group
 from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import rotary
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
 
@@ -174,6 +176,44 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     gradients = torch.autograd.grad(_mixed(block, _features(1)).sum(), parameters)
     idle = [of_one for gradient in gradients if gradient.dim() == 3 for of_one in gradient if not of_one.any()]
     assert len(idle) >= 2 * (40 - LENGTH)
+
+
+class _Fills(TorchDispatchMode):
+    """Counts the operations that write zeros into a gradient of all experts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_fill = func._schema.name in ("aten::zero_", "aten::fill_", "aten::index_fill_")
+        self.found += is_fill and args[0].dim() == 3
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_one_kernel_zeroes_the_gradients_of_all_idle_experts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some grouped kernels leave the gradient of an expert without rows as they found it."""
+    experts, product = StackedFeedForward(40, 16, FeedForward(size=24)), F.grouped_mm
+    for parameter in experts.parameters():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(5))
+    # One expert after 39 idle ones, two experts among idle ones, and no idle expert.
+    sizes = [int(expert >= 40 - rows) for expert in range(40)] if rows != 3 else [0, 2, *[0] * 37, 1]
+    source = torch.randn(sum(sizes), 16, generator=torch.Generator().manual_seed(6))
+
+    def grouped_mm(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
+        out = product(left, right, offs=offs)
+        if out.dim() == 3:
+            out.masked_fill_(torch.tensor(sizes)[:, None, None] == 0, torch.nan)
+        return out
+
+    monkeypatch.setattr(F, "grouped_mm", grouped_mm)
+    out = experts.outputs(source, torch.tensor(sizes), sizes)
+    with _Fills() as fills:
+        found = torch.autograd.grad(out.sum(), [experts.up.weight, experts.down.weight])
+    assert fills.found == (0 if rows == 40 else 2), "one for each of the two tensors"
+    for gradient in found:
+        assert [bool(of_one.any()) for of_one in gradient] == [size > 0 for size in sizes]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

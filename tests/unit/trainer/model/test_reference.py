@@ -76,7 +76,8 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     rotation = rotary(_spec(), 12, torch.zeros((), dtype=torch.float64))
     generator = torch.Generator().manual_seed(2)
     query, key = (torch.randn(8, generator=generator, dtype=torch.float64).expand(12, 8) for _ in range(2))
-    products = rotate(query, rotation) @ rotate(key, rotation).T
+    rotated = [rotate(features[:, None], rotation).squeeze(1) for features in (query, key)]
+    products = rotated[0] @ rotated[1].T
     for distance in range(12):
         along = products.diagonal(-distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-12, atol=1e-12)

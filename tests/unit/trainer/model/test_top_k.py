@@ -6,9 +6,10 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model, TopK
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import RouterStatistics
+from pseudoreal_trainer.model.experts import RouterStatistics, RoutingDecision
 from pseudoreal_trainer.model.top_k import TopKExperts
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
 from tests.unit.trainer.model.support.widened import widened
@@ -98,6 +99,47 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     parameters = [p for n, p in block.named_parameters() if n.startswith("experts.")]
     gradients = torch.autograd.grad(block._mix_experts(_features()[:1, :4]).sum(), parameters)
     assert sum(not of_one.any() for gradient in gradients for of_one in gradient) >= 3 * (40 - 3 * 4)
+
+
+def test_rows_of_choices_are_made_without_copies_of_all_tokens() -> None:
+    """Each row is selected from the tokens themselves. The gradients of a token's rows are added up in the order of its
+    choices, so the sum is the same in every run on a GPU, too."""
+    experts, generator = _block(_spec()).experts, torch.Generator().manual_seed(7)
+    chosen = torch.tensor([[2, 0, 5], [0, 1, 2], [5, 2, 0], [1, 3, 2]])
+    order = chosen.flatten().argsort(stable=True)
+    decision = RoutingDecision(chosen, None, order, torch.bincount(chosen.flatten(), minlength=6))
+    tokens = torch.randn(4, HIDDEN, generator=generator).requires_grad_()
+    with Sizes() as sizes:
+        rows = experts.rows(tokens, decision, [])
+    assert torch.equal(rows, tokens[[number for number, _ in _pairs(chosen)]])
+    assert sizes.found == [rows.numel()], "the rows are the only tensor of their size"
+    gradient = torch.randn(12, HIDDEN, generator=generator)
+    (found,) = torch.autograd.grad(rows, tokens, gradient)
+    by_choice = {(number, expert): row for (number, expert), row in zip(_pairs(chosen), gradient, strict=True)}
+    for number, experts_of_one in enumerate(chosen.tolist()):
+        total = torch.zeros(HIDDEN)
+        for expert in experts_of_one:
+            total = total + by_choice[number, expert]
+        assert torch.equal(found[number], total)
+
+
+def _pairs(chosen: Tensor) -> list[tuple[int, int]]:
+    """Return (token, expert) of each row: the tokens of expert 0, then of expert 1, ..."""
+    return [(number, expert) for expert in range(6) for number in range(4) if expert in chosen[number].tolist()]
+
+
+class Sizes(TorchDispatchMode):
+    """Collects the sizes of results with as many features as a token."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.shape[-1:] == (HIDDEN,):
+            self.found.append(out.numel())
+        return out
 
 
 def test_a_pass_waits_for_the_device_once() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.plan.sizes import LOGIT_BYTES, loss_chunk_length, loss_chunk_limit
+from pseudoreal_trainer.plan.sizes import Device, logit_bytes, loss_chunk_length, loss_chunk_limit
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3_000))
@@ -25,5 +25,29 @@ def test_loss_has_one_chunk_without_a_bound() -> None:
     ("vocabulary", "width", "tokens"), [(256, 4, 262_144), (50_304, 4, 1334), (128_256, 4, 523), (10**9, 4, 1)]
 )
 def test_logits_of_a_loss_chunk_fit_the_bound(vocabulary: int, width: int, tokens: int) -> None:
-    assert loss_chunk_limit(vocabulary, width) == tokens
-    assert tokens == 1 or tokens * vocabulary * width <= LOGIT_BYTES
+    assert loss_chunk_limit(vocabulary, width, 2**28) == tokens
+    assert tokens == 1 or tokens * vocabulary * width <= 2**28
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "most"),
+    [
+        # GiB of a GPU as its driver reports them, with a part that the driver keeps: H200, H100, A100, L4, T4.
+        ("cuda", 139.8 * 2**30, 2 << 30),
+        ("cuda", 79.1 * 2**30, 1 << 30),
+        ("cuda", 39.4 * 2**30, 512 << 20),
+        ("cuda", 22.0 * 2**30, 256 << 20),
+        ("cuda", 14.6 * 2**30, 128 << 20),
+        ("cuda", None, 256 << 20),
+        ("cuda", 2**20, 16 << 20),
+        ("cpu", None, 256 << 20),
+        ("cpu", 2**40, 256 << 20),
+    ],
+)
+def test_logits_of_a_loss_chunk_take_a_share_of_the_devices_memory(
+    device: Device, memory: float | None, most: int
+) -> None:
+    """A power of two: GPUs of one kind, whose memory may differ by a few bytes, have the same chunks."""
+    assert logit_bytes(device, None if memory is None else int(memory)) == most
+    if memory is not None and device == "cuda" and most > 16 << 20:
+        assert memory / 128 < most <= memory / 64

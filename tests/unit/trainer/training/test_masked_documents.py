@@ -256,3 +256,22 @@ def test_packed_files_without_masks_are_told(
         train(config(0))
     warnings = [line for line in said if line["event"] == "packed_without_masks"]
     assert [(line["log_level"], line["files"]) for line in warnings] == ([] if told is None else [("warning", told)])
+
+
+@pytest.mark.parametrize(
+    ("masking", "told"),
+    [
+        ("None", None),
+        (
+            "IntraDocument",
+            "one call per document: torch has attention with variable lengths for CUDA devices, not for cpu",
+        ),
+    ],
+)
+def test_start_of_a_phase_says_how_attention_within_documents_is_computed(
+    masking: str, told: str | None, job: Any, config: Any, train: Any
+) -> None:
+    job["spec"]["data"]["documents"] = {"masking": masking}
+    with structlog.testing.capture_logs() as said:
+        train(config(0), stop=lambda: True)
+    assert [line["document_attention"] for line in said if line["event"] == "phase_started"] == [told]

@@ -54,6 +54,15 @@ class Ranks:
         octets = list(bytes.fromhex(digest)) if self.is_first else [0] * 32
         return bytes(self.sum_(torch.tensor(octets, device=self.device)).tolist()).hex()
 
+    def least_device_memory(self) -> int | None:
+        """Return the bytes of memory of the smallest of all ranks' devices; None on CPUs. Collective: no rank returns
+        before all have called this."""
+        if self.device.type == "cpu":
+            return None
+        sizes = torch.zeros(self.world, dtype=torch.int64, device=self.device)
+        _, sizes[self.rank] = torch.accelerator.get_memory_info(self.device)
+        return int(self.sum_(sizes).min().item())
+
 
 @contextmanager
 def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:

@@ -160,7 +160,9 @@ class Search:
     def _sizes_of(self, choice: Choice) -> Sizes:
         if choice.expert_ranks not in self._sizes:
             config = chosen(self._config, choice)
-            self._sizes[choice.expert_ranks] = phase_sizes(config, self._device, self._threads)
+            self._sizes[choice.expert_ranks] = phase_sizes(
+                config, self._device, self._threads, self._profile.device_bytes
+            )
         micro_batch = self._config.batch.sequences // choice.micro_batches
         return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
 

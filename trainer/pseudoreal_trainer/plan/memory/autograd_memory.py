@@ -184,9 +184,9 @@ class AutogradMemory(SavedTensors):
             "output [B, T, H]": t.hidden,
             "gradient of the sum of input and attention [B, T, H]": t.hidden,
             "gradient of the mixed values [B, T, Q]": t.query,
-            "gradient of the query [B, heads, T, Q / heads]": t.query,
-            "gradient of the key [B, key heads, T, K / key heads]": t.key,
-            "gradient of the value [B, key heads, T, K / key heads]": t.key,
+            "gradient of the query [B, T, heads, Q / heads]": t.query,
+            "gradient of the key [B, T, key heads, K / key heads]": t.key,
+            "gradient of the value [B, T, key heads, K / key heads]": t.key,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
         return total(self._pre_norm, self._attention_input, self._heads, table)

@@ -15,13 +15,14 @@ from pseudoreal_trainer.plan.memory.homes import (
     homes_from_spec,
 )
 from pseudoreal_trainer.plan.parts import own_units
-from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, loss_chunk_limit, master_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, logit_bytes, loss_chunk_limit, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 
-def phase_layout(config: PhaseConfig, device: Device) -> Layout:
-    """Return the layout of a phase, the same on all ranks. Raises InvalidJobError if the phase exceeds its budget."""
-    sizes = phase_sizes(config, device)
+def phase_layout(config: PhaseConfig, device: Device, device_memory: int | None = None) -> Layout:
+    """Return the layout of a phase, the same on all ranks. `device_memory`: bytes of the memory of the smallest of all
+    ranks' devices; None: not known. Raises InvalidJobError if the phase exceeds its budget."""
+    sizes = phase_sizes(config, device, device_memory=device_memory)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
     reasons = budget_violations(layout, sizes, peaks, budget_bounds(config.offload.budget))
@@ -40,6 +41,7 @@ def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
 def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
     """Return the layout before the budget moves any unit: each unit has the home that the phase names."""
     assert config.parallelism.layout == "Given", "layout Auto is resolved before the ranks start"
+    most_logits = logit_bytes(sizes.device, sizes.device_memory)
     return Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
         layer_experts=experts_of_layers(config.sharing, config.model),
@@ -57,13 +59,16 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
         ends_are_one=config.model.embeddings == "Tied",
-        loss_chunk=loss_chunk_limit(config.model.vocabulary_size, master_bytes(config.precision.compute)),
+        loss_chunk=loss_chunk_limit(config.model.vocabulary_size, sizes.master_bytes, most_logits),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
         balances_steps=config.model.balances_steps,
     )
 
 
-def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
+def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1, device_memory: int | None = None) -> Sizes:
+    """Return the sizes of a phase. A budget for the device counts as its memory. `device_memory`: bytes of the device's
+    memory; None: not known."""
+    budget = budget_bounds(config.offload.budget).device
     whole, spread = units_of(config.model, config.sharing), config.parallelism.expert_ranks
     return Sizes(
         model=config.model,
@@ -73,6 +78,7 @@ def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
         micro_batch=config.batch.sequences // config.batch.micro_batches,
         checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
         device=device,
+        device_memory=device_memory if budget is None else budget,
         threads=threads,
         has_z_loss=float(config.optimizer.z_loss) > 0,
         masks_documents=config.data.documents.masking == "IntraDocument",

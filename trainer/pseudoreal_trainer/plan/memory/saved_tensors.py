@@ -71,7 +71,7 @@ class SavedTensors:
 
     @property
     def _saved_until_attention(self) -> Table:
-        return self._pre_norm | self._attention_input | self._heads | self._contiguous_heads
+        return self._pre_norm | self._attention_input | self._heads | self._joined_documents
 
     @property
     def _saved_between(self) -> Table:
@@ -121,10 +121,10 @@ class SavedTensors:
             self._query_and_key_norms
             | self._document_rotation
             | {
-                "query, rotated [B, heads, T, Q / heads]": t.query,
-                "key, rotated [B, key heads, T, K / key heads]": t.key,
-                "value [B, key heads, T, K / key heads]": t.key,
-                "mixed values [B, heads, T, Q / heads]": t.query,
+                "query, rotated [B, T, heads, Q / heads]": t.query,
+                "key, rotated [B, T, key heads, K / key heads]": t.key,
+                "value [B, T, key heads, K / key heads]": t.key,
+                "mixed values [B, T, heads, Q / heads]": t.query,
                 "log-sum-exp of the scores [B, heads, T], accumulation": t.log_sum_exp,
             }
         )
@@ -158,12 +158,11 @@ class SavedTensors:
         return saved if t.is_fused else saved | {f"{name} before the weight, accumulation": wide}
 
     @property
-    def _contiguous_heads(self) -> Table:
-        """Copy of attention's output with the heads side by side, saved by the output projection. Empty if the kernel's
-        output has this layout already."""
+    def _joined_documents(self) -> Table:
+        """Copy of the output of attention, saved by the output projection, if attention is called for each document."""
         t = self._tensors
-        are_there = t.has_efficient_attention and not self.sizes.masks_documents
-        return {} if are_there else {"mixed values, heads side by side [B, T, Q]": t.query}
+        calls_each = self.sizes.masks_documents and not t.has_varlen_attention
+        return {"mixed values of all documents [B, T, Q]": t.query} if calls_each else {}
 
     @property
     def _feed_forward(self) -> Table:

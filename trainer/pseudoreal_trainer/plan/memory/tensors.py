@@ -8,6 +8,8 @@ from pseudoreal_trainer.plan.units import Parameter
 
 _EFFICIENT_BLOCK = 32
 """Tokens per block of torch's efficient attention (kAlignLSE)."""
+_VARLEN_WIDTH_STEP, _VARLEN_MAX_WIDTH = 8, 256
+"""Flash attention with variable lengths takes heads whose width is a multiple of the step and at most the maximum."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,19 @@ class Tensors:
         return not self.is_fused and self.accumulation_bytes != self.sizes.compute_bytes
 
     @property
+    def has_varlen_attention(self) -> bool:
+        """True if one call of attention computes all documents of a micro-batch: flash attention with variable lengths,
+        with or without a window. Assumes a GPU with flash attention (`attention.varlen_obstacle` asks the GPU)."""
+        width = self.sizes.model.head_size
+        takes_heads = width % _VARLEN_WIDTH_STEP == 0 and width <= _VARLEN_MAX_WIDTH
+        return self.is_fused and self.sizes.masks_documents and self.sizes.compute_bytes == 2 and takes_heads
+
+    @property
     def has_efficient_attention(self) -> bool:
-        """True if attention on a GPU uses torch's efficient kernel: flash attention takes neither a mask nor float32.
-        The efficient kernel returns the heads side by side; otherwise a copy brings the heads together."""
-        return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
+        """True if attention on a GPU uses torch's efficient kernel: over whole sequences, flash attention takes neither
+        a mask nor float32."""
+        takes_flash = self.sizes.compute_bytes == 2 and not self.sizes.is_masked(self.layer)
+        return self.is_fused and not takes_flash and not self.has_varlen_attention
 
     def of(self, elements: int, width: int) -> int:
         return self.sizes.allocated(elements * width)

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.memory.communicators import COMMUNICATOR_BYTES, communicators
 from pseudoreal_trainer.plan.memory.pinned_arena import (
     PAGE,
+    TOKEN_BYTES,
     arena_layout,
     has_state_on_device,
     needs_tokens,
@@ -51,9 +53,13 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
             _window(layout, sizes, rank, pool)
             + _gradient_buffers(layout, sizes, rank, pool)
             + _measuring_buffers(layout, sizes, rank, pool)
+            + _shard_copies(layout, sizes, rank, pool)
+            + _reduction_results(layout, sizes, rank, pool)
             for pool in POOLS
         )
         + sizes.mask
+        + _tokens_on_device(layout, sizes, rank)
+        + _communicator_bytes(layout, sizes, rank)
     )
     updating = Tiers(host=_update_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
     arena, tokens = _arena_buffers(layout, sizes, rank), _token_buffers(layout, sizes, rank)
@@ -106,6 +112,48 @@ def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> in
 def _buffer_bytes(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
     largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
     return buffers * largest * sizes.master_bytes
+
+
+def _shard_copies(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    """Return the bytes of shards on their way from the host or the disk into the slots of the window: the all-gather
+    into a slot reads this rank's shard from the device. A unit without other holders is copied into its slot."""
+    if sizes.device == "cpu":
+        return 0  # there the all-gather reads the home itself
+    sharded = [unit for unit in layout.moving_units(rank, pool) if _crosses_in_parts(layout, unit)]
+    largest = max((sizes.shard(layout, unit) for unit in sharded), default=0)
+    return min(layout.slots(rank, pool), len(sharded)) * sizes.allocated(largest * sizes.compute_bytes)
+
+
+def _reduction_results(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    """Return the bytes of this rank's parts of reduced gradients on their way to another home. A reduction holds a
+    gradient buffer from its start until its result is in the home, so there are as many results as buffers."""
+    sharded = [unit for unit in layout.buffered_units(rank, pool) if _crosses_in_parts(layout, unit)]
+    if sizes.device == "cpu":
+        # There a reduction writes into a gradient that the host keeps.
+        sharded = [unit for unit in sharded if layout.home(unit) == "Disk" or not layout.keeps_gradients]
+    largest = max((sizes.shard(layout, unit) for unit in sharded), default=0)
+    buffers = min(gradient_buffers(layout, rank, pool), len(sharded))
+    return buffers * sizes.allocated(largest * sizes.master_bytes)
+
+
+def _crosses_in_parts(layout: Layout, unit: int) -> bool:
+    """Return True if weights and gradients of a unit cross between its home and the device in one shard per rank."""
+    return layout.home(unit) != "Device" and layout.shards(unit) > 1
+
+
+def _tokens_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of a step's tokens on a GPU and, if documents are masked, of their positions. On a CPU, tokens
+    stay where the batch has them."""
+    if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
+        return 0
+    sequences, length = sizes.max_sequences(layout.data), sizes.model.sequence_length
+    tokens = sizes.allocated(token_bytes([(sequences, length)]))
+    positions = sizes.allocated(TOKEN_BYTES * sequences * length) if sizes.masks_documents else 0
+    return layout.micro_batches * (tokens + positions)
+
+
+def _communicator_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
+    return 0 if sizes.device == "cpu" else COMMUNICATOR_BYTES * communicators(layout, rank)
 
 
 def _measuring_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:

@@ -14,6 +14,7 @@ from pseudoreal_trainer.engine.ranks import process_groups
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.communicators import communicators
 from pseudoreal_trainer.plan.records import Flow
 
 LIMIT = timedelta(seconds=77)
@@ -90,6 +91,31 @@ def test_all_ranks_create_groups_in_one_order_with_the_collective_timeout(
     for _, sets, limit in found[0][1].calls:
         assert limit == LIMIT
         assert all(set(a).isdisjoint(b) for a, b in combinations(sets, 2)), "a rank is in one group of a call"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *LAYOUTS,
+        layout_of(1, 1),
+        layout_of(1, 4, expert_ranks=2, expert_groups=2, layer_experts=(0, 0)),
+        layout_of(2, 4, expert_ranks=4, layer_experts=(0, 0, 1, 1), balances_steps=True),
+    ],
+    ids=str,
+)
+def test_plan_counts_the_communicators_of_each_rank(
+    layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
+) -> None:
+    """The default group of all ranks, and every group of another use, even of the same ranks."""
+    if layout.mesh.ranks == 1:
+        assert communicators(layout, 0) == 0
+        return
+    for groups, _ in connect(layout, GPU):
+        of_units = [group for one in groups.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)]
+        single = [groups.expert, groups.same_experts, groups.reduce_world, groups.probe, groups.router_counts]
+        several = [*of_units, *single, *groups.reduce_users.values(), *groups.p2p.values()]
+        found = {id(group) for group in several if group is not None}
+        assert communicators(layout, groups.pipeline_rank) == 1 + len(found)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -59,6 +59,18 @@ def test_a_vocabulary_of_bytes_is_never_cut(job_body: dict[str, Any], config: Ca
         assert phase_layout(config(0), "cpu").loss_chunk == tokens
 
 
+def test_chunks_of_the_loss_have_room_in_the_device_or_its_budget(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
+) -> None:
+    """The budget comes before the memory: it decides homes, so all ranks need the same chunks even if their GPUs
+    differ."""
+    job_body["spec"]["precision"]["compute"] = "bfloat16"
+    for budget, memory, most in ((None, 80 << 30, 1 << 30), (None, 40 << 30, 512 << 20), ("32Gi", 80 << 30, 512 << 20)):
+        job_body["spec"]["phases"][0]["offload"] = {"budget": {"device": budget}} if budget else {}
+        assert phase_layout(config(0), "cuda", memory).loss_chunk == most // (256 * 4)
+        assert phase_layout(config(0), "cpu", memory).loss_chunk == (256 << 20) // (256 * 4)
+
+
 def test_a_phase_that_does_not_fit_is_an_invalid_job(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig]
 ) -> None:

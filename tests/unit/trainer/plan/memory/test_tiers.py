@@ -8,6 +8,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
+from pseudoreal_trainer.plan.memory.communicators import COMMUNICATOR_BYTES, communicators
 from pseudoreal_trainer.plan.memory.tiers import Tiers, resident_bytes, unit_state
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Device, Sizes
@@ -99,6 +100,61 @@ def test_the_window_has_room_for_as_many_units_as_move() -> None:
         rest = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
         buffers = min(2, moving)
         assert resident_bytes(layout, sizes, 0).device - rest == (slots + buffers) * 4 * block
+
+
+OF_RANKS: list[tuple[str, int, str, str, int, int]] = [
+    # sharding, data ranks, home, clipping -> slots with a copied shard, results of reductions, on a GPU
+    ("Full", D, "Host", "Global", 3, 2),
+    ("Optimizer", D, "Disk", "PerUnit", 3, 2),
+    ("Full", D, "Device", "Global", 0, 0),  # the state is where the gather reads and the reduction writes
+    ("None", D, "Host", "Global", 0, 0),  # every rank copies the whole unit into its slot, and reduces it in place
+    ("Full", 1, "Host", "Global", 0, 0),
+]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize(("sharding", "data", "home", "clipping", "copies", "results"), OF_RANKS)
+def test_shards_that_cross_the_bus_are_counted_on_the_device(
+    sharding: str, data: int, home: Any, clipping: str, copies: int, results: int, device: Device
+) -> None:
+    """Beside the state, a window of three whole units and two gradients."""
+    sizes = make_sizes(8, compute="bfloat16", device=device, micro_batch=D)
+    homes = ("Device", *(home,) * 8, "Device")
+    layout = make_layout(8, 1, data=data, sharding=sharding, homes=homes, window=3, clipping=clipping)
+    block = sizes.units[1].numel
+    assert block % (16 * D) == 0, "shards have no padding"
+    state = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
+    buffers = _buffers_and_window(layout, sizes)
+    found = resident_bytes(layout, sizes, 0).device - state - buffers
+    if device == "cpu":
+        # The gather reads the home, and a reduction writes into a kept gradient, so only others have a result.
+        assert found == (4 * results * block // data if clipping == "PerUnit" else 0)
+        return
+    # Eight bytes of a token of each input and the last target, in one micro-batch of a sequence a rank or of all.
+    tokens = layout.micro_batches * _blocks_of_512(8 * (D // data) * (sizes.model.sequence_length + 1))
+    of_shards = copies * _blocks_of_512(2 * block // data) + results * _blocks_of_512(4 * block // data)
+    assert found - COMMUNICATOR_BYTES * communicators(layout, 0) == tokens + of_shards
+
+
+def _buffers_and_window(layout: Layout, sizes: Sizes) -> int:
+    moving, block = layout.moving_units(0, "Blocks"), sizes.units[1].numel
+    window = 2 * 3 * max((sizes.whole(layout, unit) for unit in moving), default=0)
+    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(0, "Blocks")), default=block)
+    return window + 4 * largest * gradient_buffers(layout, 0, "Blocks")
+
+
+def _blocks_of_512(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def test_tokens_on_a_gpu_have_positions_if_documents_are_masked() -> None:
+    """A pipeline rank between the embedding and the head has tokens only to find documents."""
+    layout, sizes = make_layout(6, 3, 2), make_sizes(6, device="cuda")
+    of_tokens = 2 * _blocks_of_512(8 * sizes.micro_batch * (sizes.model.sequence_length + 1))
+    of_positions = 2 * _blocks_of_512(8 * sizes.micro_batch * sizes.model.sequence_length)
+    masked = replace(sizes, masks_documents=True)
+    for rank, more in enumerate((of_positions, of_tokens + of_positions, of_positions)):
+        assert resident_bytes(layout, masked, rank).device - resident_bytes(layout, sizes, rank).device == more
 
 
 def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:

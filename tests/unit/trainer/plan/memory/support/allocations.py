@@ -1,8 +1,8 @@
 """Bytes that torch allocates on this CPU.
 
 CPU kernels also allocate scratch memory, and its size depends on the processor: oneDNN packs the operands of a matrix
-product for the instructions that it finds. The memory plan counts tensors only, so scratch memory is counted separately
-here.
+product for the instructions that it finds, and attention has sums for each thread. The memory plan counts tensors only,
+so scratch memory is counted separately here.
 """
 
 import json
@@ -15,7 +15,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_WITH_SCRATCH = ("aten::mm", "aten::bmm", "aten::addmm", _ATTENTION, f"{_ATTENTION}_backward")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Allocated:
     tensors: int
     """Peak bytes of tensors."""
     most: int
-    """Peak bytes including the scratch memory that matrix products hold while they run."""
+    """Peak bytes including the scratch memory that matrix products and attention hold while they run."""
 
 
 def allocated(act: Callable[[], object], folder: Path) -> Allocated:
@@ -36,8 +37,8 @@ def allocated(act: Callable[[], object], folder: Path) -> Allocated:
     del kept
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     changes = sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"])
-    products = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in _PRODUCTS and e["ph"] == "X")
-    scratch = set(_within(changes, products))
+    kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in _WITH_SCRATCH and e["ph"] == "X")
+    scratch = set(_within(changes, kernels))
     held = tensors = most_tensors = most = 0
     for number, event in enumerate(changes):
         held += event["args"]["Bytes"]

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from pseudoreal_trainer.model import attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import custom_op
 from torch.nn import functional as F
+from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,12 +38,19 @@ def _norm_backward(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @custom_op("pseudoreal_tests::attention", mutates_args=())
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Flash attention returns separate heads in the layout of the query. The efficient kernel returns the heads side by
+    """Flash attention returns its output in the layout of the query. The efficient kernel returns the heads side by
     side, and log-sum-exps padded to blocks of 32 tokens."""
     mixed, (rows, heads, length, _) = _attention(query, key, value, is_causal=True), query.shape
     if query.dtype == torch.bfloat16:
-        return mixed.contiguous(), torch.zeros(rows, heads, length)
+        return torch.empty_like(query).copy_(mixed), torch.zeros(rows, heads, length)
     return mixed.transpose(1, 2).contiguous().transpose(1, 2), torch.zeros(rows, heads, -(-length // 32) * 32)
+
+
+@custom_op("pseudoreal_tests::varlen_attention", mutates_args=())
+def _varlen_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """Flash attention with variable lengths: queries [tokens, heads, w] -> the same, and log-sum-exps [heads,
+    tokens]."""
+    return torch.zeros_like(query), torch.zeros(query.shape[1], query.shape[0])
 
 
 @custom_op("pseudoreal_tests::attention_backward", mutates_args=())
@@ -61,6 +70,9 @@ _norm.register_autograd(lambda ctx, _, __: _norm_backward(*ctx.saved_tensors[:2]
 _fused_attention.register_autograd(
     lambda ctx, _, __: _attention_backward(*ctx.saved_tensors[:3]), setup_context=_keep_attention
 )
+_varlen_attention.register_autograd(
+    lambda ctx, _, __: _attention_backward(*ctx.saved_tensors[:3]), setup_context=_keep_attention
+)
 
 
 @contextmanager
@@ -68,7 +80,15 @@ def operations_of_a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "rms_norm", lambda features, _, weight, eps: _norm(features, weight)[0])  # noqa: ARG005
         patch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: _fused_attention(q, k, v)[0])
+        patch.setattr(varlen, "varlen_attn", lambda q, k, v, *_, **__: _varlen_attention(q, k, v)[0])
+        patch.setattr(attention, "varlen_obstacle", obstacle_of_a_gpu)
         yield
+
+
+def obstacle_of_a_gpu(_: object, dtype: torch.dtype, *__: object) -> str | None:
+    """Return what `attention.varlen_obstacle` returns for heads of a multiple of 8 features on a GPU with flash
+    attention."""
+    return None if dtype == torch.bfloat16 else "flash attention takes bfloat16"
 
 
 @contextmanager
@@ -76,7 +96,7 @@ def fake_cuda() -> Iterator[None]:
     """Within the context, tensors have no memory and pretend to be on a GPU. torch chooses an attention kernel by
     querying the GPU, so the patch chooses one here."""
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
         if query.dtype == torch.bfloat16:
             out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
         else:
@@ -85,7 +105,8 @@ def fake_cuda() -> Iterator[None]:
         return out
 
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
-        patch.setattr(F, "scaled_dot_product_attention", attention)
+        patch.setattr(F, "scaled_dot_product_attention", attend)
+        patch.setattr(attention, "varlen_obstacle", obstacle_of_a_gpu)
         yield
 
 

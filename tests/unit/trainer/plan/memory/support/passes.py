@@ -60,7 +60,9 @@ def made_in(compute: str) -> Iterator[None]:
 class BlockPass:
     """A block, its input, the gradient of its output, and the gradient accumulators."""
 
-    def __init__(self, found: AutogradMemory, compute: str) -> None:
+    def __init__(self, found: AutogradMemory, compute: str, documents: Documents | None = None) -> None:
+        """`documents`: the result of `documents_of`, which reads tokens and so is called without fake tensors; None:
+        it is called here."""
         spec = found.sizes.model
         torch.manual_seed(0)
         with made_in(compute):
@@ -72,7 +74,7 @@ class BlockPass:
         self.rotation = rotary(spec, spec.sequence_length, self.source)
         window = spec.window_of(0)
         self.mask = None if window is None else window_mask(spec.sequence_length, window, self.source)
-        self.documents = _documents(len(self.source), spec.sequence_length) if found.sizes.masks_documents else None
+        self.documents = documents or documents_of(found)
         self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
         self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
         experts = spec.experts
@@ -94,11 +96,16 @@ class BlockPass:
     @property
     def known(self) -> list[Tensor]:
         masks = [] if self.mask is None else [self.mask]
-        return [self.source, self.gradient, *self.rotation, *masks, *self.totals, *self.block.parameters()]
+        bounds = [] if self.documents is None else [self.documents.bounds]
+        return [self.source, self.gradient, *self.rotation, *masks, *bounds, *self.totals, *self.block.parameters()]
 
 
-def _documents(rows: int, length: int) -> Documents:
-    """Return three documents of different lengths per sequence."""
+def documents_of(found: AutogradMemory) -> Documents | None:
+    """Return three documents of different lengths per sequence; None if documents are not masked."""
+    if not found.sizes.masks_documents:
+        return None
+    length = found.sizes.model.sequence_length
+    rows = found.tokens // length
     tokens = torch.ones(rows, length + 1, dtype=torch.int64)
     for row in range(rows):
         tokens[row, [2 + row, length // 2 + row]] = 0
