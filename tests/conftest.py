@@ -22,6 +22,7 @@ PEERS = frozenset(
         *("pyarrow", "tokenizers", "zstandard"),  # `pseudoreal data`
         *("mlflow", "tensorboardX", "wandb"),  # loggers
         *("lm_eval", "transformers"),  # other implementations
+        *("ipykernel", "nbclient", "nbformat"),  # run the notebook
         "lupa",  # runs Argo CD's health check
         "check_jsonschema",
         "playwright",  # opens pages in a browser

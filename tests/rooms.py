@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pseudoreal
 import pseudoreal_api
 import pseudoreal_client
 import pseudoreal_dev
@@ -35,10 +36,11 @@ OPERATOR = Package(
     ("", "metrics", "cluster", "observe", "status", "failures", "manifests", "lifecycle", "endpoint", "loop"),
     ("__main__", "release", "self_test"),
 )
-CLIENT = Package(
+CLIENT = Package("pseudoreal", Path(pseudoreal.__file__).parent, ("",), ())
+COMMANDS = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
-    ("", "view", "capacity", "cluster", "commands"),
+    ("", "view", "capacity", "commands"),
     ("completion",),
 )
 TRAINER = Package(
@@ -60,7 +62,7 @@ DEV = Package(
     ("machine", "bundle", "krew", "neighbours", "cluster", "images", "release", "demo", ""),
     ("__main__",),
 )
-PACKAGES = (API, OPERATOR, CLIENT, TRAINER, DEV)
+PACKAGES = (API, OPERATOR, CLIENT, COMMANDS, TRAINER, DEV)
 CONTRIBUTING = paths.REPOSITORY / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- rooms: written by python -m tests.rooms -->\n", "<!-- end of rooms -->\n"
 
@@ -86,10 +88,11 @@ def _room_of(package: Package, path: list[str]) -> str:
 def drawing() -> str:
     """Mermaid. An arrow points to the room that is imported; those that follow from others are left out."""
     lines = ["```mermaid", "flowchart LR"]
-    for package in (API, OPERATOR, CLIENT, TRAINER):
+    for package in (API, OPERATOR, CLIENT, COMMANDS, TRAINER):
         lines += [f"  subgraph {package.name}", *(f"    {line}" for line in _arrows(package)), "  end"]
     lines += [f"  {package.name} --> {API.name}" for package in (OPERATOR, TRAINER)]
     lines += [f"  {CLIENT.name} --> {package.name}" for package in (OPERATOR, TRAINER)]
+    lines += [f"  {COMMANDS.name} --> {CLIENT.name}"]
     return "\n".join([*lines, "```\n"])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    *("crds/pseudoreal_api", "operator/pseudoreal_operator", "operator/pseudoreal_client"),
+    *("crds/pseudoreal_api", "operator/pseudoreal_operator", "operator/pseudoreal", "operator/pseudoreal_client"),
     *("trainer/pseudoreal_trainer", "dev/pseudoreal_dev"),
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

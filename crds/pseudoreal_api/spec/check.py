@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import cel
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -101,6 +100,8 @@ def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
 
 
 def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
+    import cel  # here, because its import takes longer than most commands, which check no job
+
     context = cel.Context({"self": subject})
     context.add_function("format", _format)
     return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]

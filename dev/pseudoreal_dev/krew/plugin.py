@@ -23,7 +23,7 @@ MANIFEST = "pseudoreal.yaml"
 _BIN = "kubectl-pseudoreal"
 _PACKAGES = (
     *("crds/pseudoreal_api", "operator/pseudoreal_operator"),
-    *("operator/pseudoreal_client", "trainer/pseudoreal_trainer"),
+    *("operator/pseudoreal", "operator/pseudoreal_client", "trainer/pseudoreal_trainer"),
 )
 _DESCRIPTION = """\
 Shows PseudoRealJobs on a cluster and changes them: get, describe, watch (live, with

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from pseudoreal.client import Client
+from pseudoreal.errors import Forbidden, NotFound
 from pseudoreal_api.quantity import amount_of
 from pseudoreal_api.resolved.resolve import phase_config, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
@@ -23,8 +26,7 @@ from pseudoreal_client.capacity.fit import fit
 from pseudoreal_client.capacity.nodes import Node, read_nodes
 from pseudoreal_client.capacity.pod_sets import limits_below_needs, needs_of, pod_set_of, stages_left
 from pseudoreal_client.capacity.stage_report import StageReport, traffic_levels
-from pseudoreal_client.cluster.connect import Connection, connect
-from pseudoreal_client.view.observed_job import ObservedJob
+from pseudoreal_client.commands.options import command_errors, connect
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,15 @@ class _Planned:
 
 def plan_on_cluster(cluster: ClusterOptions, job: str | Path, phase: str | None, *, as_json: bool) -> None:
     """Print whether the nodes of the cluster have room for a job. `job`: name of a job on the cluster, or a file."""
-    connection = connect(cluster)
-    planned = _read_file(job) if isinstance(job, Path) else _read_job(connection, job)
-    _print_reports(_report_stages(connection, planned, phase), as_json=as_json)
+    with command_errors():
+        client = connect(cluster)
+        planned = _read_file(job) if isinstance(job, Path) else _read_job(client, job)
+        reports = _report_stages(client, planned, phase)
+    _print_reports(reports, as_json=as_json)
 
 
-def _read_job(connection: Connection, name: str) -> _Planned:
-    job = ObservedJob(connection.api.job(connection.namespace, name))
+def _read_job(client: Client, name: str) -> _Planned:
+    job = client.observe(name)
     if job.is_over:
         raise CommandError(f"{name} has ended ({job.status.state}), and needs no nodes any more")
     if job.spec is None:
@@ -59,37 +63,32 @@ def _read_file(path: Path) -> _Planned:
     return _Planned(parse_job(path), PseudoRealJobStatus())
 
 
-def _report_stages(connection: Connection, planned: _Planned, phase: str | None) -> list[StageReport]:
+def _report_stages(client: Client, planned: _Planned, phase: str | None) -> list[StageReport]:
     names = [one.name for one in planned.job.spec.phases]
     if phase is not None and phase not in names:
         raise CommandError(f"there is no phase {phase}; there are {', '.join(names)}", ExitStatus.NOT_FOUND)
-    nodes = _nodes(connection, planned.uid)
+    nodes = _nodes(client, planned.uid)
     return [
-        _report_stage(planned, stage, nodes, [*_claims(connection, planned.job, stage)])
+        _report_stage(planned, stage, nodes, [*_claims(client, planned.job, stage)])
         for stage in stages_left(planned.job, planned.status, phase)
     ]
 
 
-def _nodes(connection: Connection, uid: str) -> list[Node]:
-    nodes = connection.api.each("Node", None)
+def _nodes(client: Client, uid: str) -> list[Node]:
+    nodes = client.api.each("Node", None)
     try:
-        pods = connection.api.each("Pod", None, fields="status.phase!=Succeeded,status.phase!=Failed")
-    except CommandError as error:
-        if error.exit_code != ExitStatus.FORBIDDEN:
-            raise
+        pods = client.api.each("Pod", None, fields="status.phase!=Succeeded,status.phase!=Failed")
+    except Forbidden:
         click.echo("you may not list the pods of all namespaces: nodes are taken to be empty", err=True)
         pods = []
     return read_nodes(nodes, pods, uid)
 
 
-def _claims(connection: Connection, job: PseudoRealJob, stage: Stage) -> Iterator[Claim]:
+def _claims(client: Client, job: PseudoRealJob, stage: Stage) -> Iterator[Claim]:
     """Yield the claims that the pods of a stage mount, as far as they exist and the user may read them."""
     for claim in mounted_claims(job, stage):
-        try:
-            yield read_claim(claim, connection.api.claim(connection.namespace, claim.name))
-        except CommandError as error:
-            if error.exit_code not in (ExitStatus.NOT_FOUND, ExitStatus.FORBIDDEN):
-                raise
+        with suppress(NotFound, Forbidden):
+            yield read_claim(claim, client.api.claim(client.namespace, claim.name))
 
 
 def _report_stage(target: _Planned, stage: Stage, nodes: list[Node], claims: list[Claim]) -> StageReport:

@@ -4,17 +4,18 @@ import time
 from dataclasses import dataclass, field
 
 import click
+from pseudoreal.client import Client
+from pseudoreal.errors import ClientError, NotFound
+from pseudoreal.observed_job import ObservedJob
+from pseudoreal.pods import has_started
 from pseudoreal_operator.observe.view import Pod
-from pseudoreal_trainer.cli.common import CommandError, ExitStatus
+from pseudoreal_trainer.cli.common import CommandError
 from rich.console import Console
 from rich.live import Live
 
-from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.commands.options import job_argument, now, with_connection
+from pseudoreal_client.commands.options import job_argument, now, with_client
 from pseudoreal_client.view.dashboard import Snapshot, dashboard
 from pseudoreal_client.view.history import History
-from pseudoreal_client.view.log_pods import has_started
-from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_client.view.rows import summary_line
 
 POLL_SECONDS = 2.0
@@ -26,17 +27,17 @@ _OVERLAP_SECONDS = 10
 
 @click.command()
 @job_argument()
-@with_connection
-def watch(connection: Connection, name: str) -> None:
+@with_client
+def watch(client: Client, name: str) -> None:
     """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, remaining time.
 
     If the output is no terminal, it is one line per change. Exit code 1 if the job fails.
     """
     console = Console()
     if not console.is_terminal:
-        print_until_end(connection, connection.namespace, name)
+        print_until_end(client, client.namespace, name)
         return
-    watcher = _Watcher(connection, name)
+    watcher = _Watcher(client, name)
     snapshot = watcher.take_snapshot()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -52,15 +53,15 @@ def watch(connection: Connection, name: str) -> None:
 
 @dataclass
 class _Watcher:
-    connection: Connection
+    client: Client
     name: str
     history: History = field(default_factory=History)
     _read: dict[str, float] = field(default_factory=dict)
     """Pod name -> time (time.monotonic) of the last read of its log."""
 
     def take_snapshot(self) -> Snapshot:
-        api = self.connection.api
-        job = ObservedJob(api.job(self.connection.namespace, self.name))
+        api = self.client.api
+        job = self.client.observe(self.name)
         executions = job.executions(api.each("Pod", job.namespace, job.selector))
         notes: list[str] = []
         for pods in executions:
@@ -71,13 +72,13 @@ class _Watcher:
     def update_snapshot(self, before: Snapshot) -> Snapshot:
         """Return the current snapshot; while the cluster does not answer, the previous snapshot with a note.
 
-        Raises CommandError if the job is gone.
+        Raises NotFound if the job is gone.
         """
         try:
             return self.take_snapshot()
-        except CommandError as error:
-            if error.exit_code == ExitStatus.NOT_FOUND:
-                raise
+        except NotFound:
+            raise
+        except ClientError as error:
             return Snapshot(before.job, before.pods, self.history, [error.message], now())
 
     def _read_log(self, job: ObservedJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
@@ -88,17 +89,17 @@ class _Watcher:
         before, self._read[first.name] = self._read.get(first.name), time.monotonic()
         since = None if before is None else round(time.monotonic() - before) + _OVERLAP_SECONDS
         try:
-            self.history.read(self.connection.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
-        except CommandError as error:
+            self.history.read(self.client.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
+        except ClientError as error:
             notes.append(f"the curve has only what the status says: {error.message}")
 
 
-def print_until_end(connection: Connection, namespace: str, name: str) -> None:
+def print_until_end(client: Client, namespace: str, name: str) -> None:
     """Print a line whenever the job's summary has changed. Raises CommandError if the job fails."""
     printed: str | None = None
     try:
         while True:
-            job = ObservedJob(connection.api.job(namespace, name))
+            job = ObservedJob(client.api.job(namespace, name))
             line = summary_line(job, now())
             if line != printed:
                 click.echo(line)

@@ -1,4 +1,4 @@
-"""Pure functions from the API server's objects to output and patches: no requests, no clock, no terminal.
+"""Pure functions from the API server's objects to output: no requests, no clock, no terminal.
 
-`cluster` has the requests, `commands` their callers.
+`pseudoreal` has the requests, `commands` their callers.
 """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from pseudoreal.observed_job import ObservedJob, one_line
 from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_operator.observe.view import Pod
@@ -17,7 +18,6 @@ from rich.text import Text
 from pseudoreal_client.text import NOTHING, age, columns, duration
 from pseudoreal_client.view.description import phase_table
 from pseudoreal_client.view.history import History
-from pseudoreal_client.view.observed_job import ObservedJob, one_line
 from pseudoreal_client.view.ranks import rank_map
 
 _CURVE_LINES = 8

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from pseudoreal.observed_job import ObservedJob, one_line, share
 from pseudoreal_api.resolved.elastic import laid_out
 from pseudoreal_api.resolved.resolve import UnresolvableJob, growth_text, rank_counts, state_sharding
 from pseudoreal_api.status.status import Fault, PhaseStatus, Progress
@@ -11,7 +12,6 @@ from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
-from pseudoreal_client.view.observed_job import ObservedJob, one_line, share
 from pseudoreal_client.view.ranks import node_map, rank_map
 
 Json = dict[str, Any]

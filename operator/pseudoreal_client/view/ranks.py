@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from pseudoreal_operator.observe.ranks import ranges_text
-from pseudoreal_operator.observe.stages import StageKind
-from pseudoreal_operator.observe.view import Pod, PodPhase
+from pseudoreal.observed_job import ObservedJob, one_line
+from pseudoreal.pods import pod_state, ranks_of, ranks_text
+from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns
-from pseudoreal_client.view.observed_job import ObservedJob, one_line
 
 _RUNNING = "Running"
 _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
@@ -51,43 +50,7 @@ def node_map(job: ObservedJob) -> list[str]:
     return [*lines, f"further nodes: {placement.omitted_nodes}"] if placement.omitted_nodes else lines
 
 
-def ranks_of(job: ObservedJob, pod: Pod) -> range:
-    """Return the ranks of a pod (0 for a delink); empty if unknown."""
-    first = job.first_rank(pod)
-    size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind is StageKind.TRAIN else 1
-    return range(first, first + size) if first is not None else range(0)
-
-
-def ranks_text(ranks: range) -> str:
-    return ranges_text(ranks) or NOTHING
-
-
-def pod_of_rank(job: ObservedJob, pods: Sequence[Pod], rank: int) -> Pod | None:
-    return next((pod for pod in pods if rank in ranks_of(job, pod)), None)
-
-
 def _row(job: ObservedJob, pod: Pod, now: datetime) -> list[str]:
     since = age(pod.started, now) if pod.started else NOTHING
     state = f"{pod_state(pod)} (spare)" if job.is_spare(pod) else pod_state(pod)
     return [ranks_text(ranks_of(job, pod)), pod.name, one_line(pod.node) or NOTHING, state, since]
-
-
-def pod_state(pod: Pod) -> str:
-    """Return one word for the state of a pod, with the reason in brackets if it does not run."""
-    if pod.disruption:
-        return f"Disrupted ({one_line(pod.disruption)})"
-    if pod.phase is PodPhase.FAILED:
-        return f"Failed ({_end(pod)})"
-    if pod.deletion_deadline and pod.is_alive:
-        return "Ending"
-    if pod.phase is PodPhase.PENDING and pod.blocker:
-        return f"Pending ({one_line(': '.join(filter(None, (pod.blocker.reason, pod.blocker.message))))})"
-    return pod.phase.value if pod.ready or pod.phase is not PodPhase.RUNNING else "Starting"
-
-
-def _end(pod: Pod) -> str:
-    end = pod.termination
-    if end is None:
-        return one_line(pod.complaint) or "nothing is known of its end"
-    why = end.message.message if end.message else "" if end.reason == "Error" else end.reason
-    return f"exit code {end.exit_code}{': ' if why else ''}{one_line(why)}"

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from pseudoreal.observed_job import ObservedJob, one_line, share
+
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
-from pseudoreal_client.view.observed_job import ObservedJob, one_line, share
 
 _HEADS = ("NAME", "STATE", "PHASE", "STEP", "PROGRESS", "LOSS", "REMAINING", "RESTARTS", "AGE")
 _WIDE = ("READY", "VAL-LOSS", "TOKENS/S", "CHECKPOINT", "SAVED", "REASON")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pseudoreal_client.cluster.api import Api
+from pseudoreal.api import Api
 
 from tests.integration.client.conftest import Terminal, training
 from tests.support.cluster import Job

@@ -105,7 +105,7 @@ def test_option_wait_ends_with_the_job(
 def test_the_dry_run_stores_nothing(
     terminal: Terminal, cluster: Cluster, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pseudoreal_client.cluster.api import Api
+    from pseudoreal.api import Api
 
     asked: list[bool] = []
     create = Api.create_job

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pseudoreal_client.view.changes import Change, finish_phase, repeat_phase, resume, suspend
-from pseudoreal_client.view.observed_job import ObservedJob
-from pseudoreal_trainer.cli.common import CommandError, ExitStatus
+from pseudoreal.changes import Change, finish_phase, repeat_phase, resume, suspend
+from pseudoreal.errors import NoEffect, NotFound
+from pseudoreal.observed_job import ObservedJob
 
 from tests.unit.client.support.observed_jobs import TRAINING, at, job
 
@@ -36,14 +36,14 @@ def test_patch_has_the_resource_version_that_was_read() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_changes_of_an_ended_job_are_errors(name: str) -> None:
-    with pytest.raises(CommandError, match=r"llm has ended \(Complete\).*continueFrom"):
+    with pytest.raises(NoEffect, match=r"llm has ended \(Complete\).*continueFrom"):
         EVERY[name](job(OVER))
 
 
 def test_suspending_a_suspended_job_and_resuming_a_running_one_are_errors() -> None:
-    with pytest.raises(CommandError, match="suspended already"):
+    with pytest.raises(NoEffect, match="suspended already"):
         suspend(job(TRAINING, spec__suspend=True))
-    with pytest.raises(CommandError, match="not suspended; its state is Training"):
+    with pytest.raises(NoEffect, match="not suspended; its state is Training"):
         resume(job(TRAINING))
 
 
@@ -72,23 +72,22 @@ def test_new_request_has_an_unused_id_and_keeps_earlier_requests() -> None:
 
 def test_a_second_open_request_for_the_same_phase_is_an_error() -> None:
     for request, kind in ((finish_phase, "FinishPhase"), (repeat_phase, "RepeatPhase")):
-        with pytest.raises(CommandError, match="request mine asks that of phase real already"):
+        with pytest.raises(NoEffect, match="request mine asks that of phase real already"):
             request(job(TRAINING, spec__requests=asked(kind, "real")), "real")
     # An open request of the other kind does not conflict.
     assert repeat_phase(job(TRAINING, spec__requests=asked("FinishPhase", "real")), "real")
 
 
 def test_requests_for_unknown_complete_or_pending_phases_are_errors() -> None:
-    with pytest.raises(CommandError, match="no phase fake; its phases are pseudo, real") as refused:
+    with pytest.raises(NotFound, match="no phase fake; its phases are pseudo, real"):
         finish_phase(job(TRAINING), "fake")
-    assert refused.value.exit_code is ExitStatus.NOT_FOUND
-    with pytest.raises(CommandError, match="pseudo of llm is complete; pseudoreal repeat-phase llm pseudo -n team"):
+    with pytest.raises(NoEffect, match="pseudo of llm is complete; pseudoreal repeat-phase llm pseudo -n team"):
         finish_phase(job(TRAINING), "pseudo")
-    with pytest.raises(CommandError, match="no phase of llm trains; name one of pseudo, real"):
+    with pytest.raises(NoEffect, match="no phase of llm trains; name one of pseudo, real"):
         finish_phase(job(), None)
     delinking = TRAINING | {"phases": [TRAINING["phases"][0], {"name": "real", "state": "Delinking"}]}
     for seen in (job(), job(delinking)):
-        with pytest.raises(CommandError, match="real of llm has not begun"):
+        with pytest.raises(NoEffect, match="real of llm has not begun"):
             repeat_phase(seen, "real")
 
 
@@ -104,5 +103,5 @@ def test_served_requests_are_dropped_from_a_full_list() -> None:
     served = TRAINING | {"servedRequests": [f"r{number}" for number in range(98)]}
     change = finish_phase(job(served, spec__requests=many), "real")
     assert [request["id"] for request in change.spec["requests"]] == ["r98", "r99", "finish-real-1"]
-    with pytest.raises(CommandError, match="100 open requests"):
+    with pytest.raises(NoEffect, match="100 open requests"):
         finish_phase(job(TRAINING, spec__requests=many), "real")

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes import client, config
-from pseudoreal_client.cluster import connect as module
-from pseudoreal_client.cluster.connect import connect
-from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus
+from pseudoreal import connect as module
+from pseudoreal.connect import connect
+from pseudoreal.errors import NoCluster
+from pseudoreal_client.commands.options import exit_status
+from pseudoreal_trainer.cli.common import ExitStatus
 
 
 @pytest.fixture
@@ -33,14 +35,20 @@ def kubeconfig(tmp_path: Path) -> str:
 def test_namespace_comes_from_the_option_or_else_the_context(
     kubeconfig: str, namespace: str | None, context: str | None, meant: str, is_named: bool
 ) -> None:
-    found = connect(ClusterOptions(namespace, context, kubeconfig))
+    found = connect(context, namespace, kubeconfig, print)
     assert (found.namespace, found.is_named) == (meant, is_named)
 
 
+def test_the_variable_counts_as_it_is_when_the_client_is_made(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook may set it after its imports."""
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    assert connect("two", None, None, print).namespace == "team"
+
+
 def test_an_unknown_context_is_an_error(kubeconfig: str) -> None:
-    with pytest.raises(CommandError, match=r"no cluster is configured.*three") as refused:
-        connect(ClusterOptions(context="three", kubeconfig=kubeconfig))
-    assert refused.value.exit_code is ExitStatus.NO_CLUSTER
+    with pytest.raises(NoCluster, match=r"no cluster is configured.*three") as refused:
+        connect("three", None, kubeconfig, print)
+    assert exit_status(refused.value) is ExitStatus.NO_CLUSTER
 
 
 @pytest.mark.parametrize(("context", "namespace"), [(None, "pods"), ("two", "team")])
@@ -56,5 +64,4 @@ def test_a_pod_uses_its_service_account_unless_options_name_a_cluster(
     monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    where = ClusterOptions(context=context, kubeconfig=kubeconfig if context else None)
-    assert connect(where).namespace == namespace
+    assert connect(context, None, kubeconfig if context else None, print).namespace == namespace

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from pseudoreal_client.cluster.api import Conflict
-from pseudoreal_client.cluster.errors import Rejected, Target, error_of_response, unreachable
-from pseudoreal_trainer.cli.common import CommandError, ExitStatus
+from pseudoreal.errors import Conflict, Rejected, Target, error_of_response, unreachable
+from pseudoreal_client.commands.options import exit_status
+from pseudoreal_trainer.cli.common import ExitStatus
 
 GET = Target("get", "PseudoRealJob", "llm", "team")
 LIST = Target("list", "pseudorealjobs", "", None)
@@ -31,15 +31,15 @@ CASES: dict[str, tuple[int, Any, Target, ExitStatus, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_failed_request_is_one_sentence_with_its_exit_code(name: str) -> None:
     code, said, asked, status, words = CASES[name]
-    refusal = error_of_response(code, said if isinstance(said, str) else json.dumps(said), asked, CommandError)
-    assert refusal.exit_code == status
+    refusal = error_of_response(code, said if isinstance(said, str) else json.dumps(said), asked)
+    assert exit_status(refusal) == status
     assert words in refusal.message
     assert "\n" not in refusal.message
 
 
 def test_status_409_of_a_patch_is_a_conflict() -> None:
     said = json.dumps({"reason": "Conflict", "message": "the object has been modified"})
-    assert isinstance(error_of_response(409, said, Target("patch", "PseudoRealJob", "llm", "team"), Conflict), Conflict)
+    assert isinstance(error_of_response(409, said, Target("patch", "PseudoRealJob", "llm", "team")), Conflict)
 
 
 def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
@@ -50,7 +50,7 @@ def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
         {"field": "<nil>", "message": "alone"},
     ]
     said = json.dumps({"message": "is invalid", "details": {"causes": causes}})
-    refusal = error_of_response(422, said, CREATE, CommandError)
+    refusal = error_of_response(422, said, CREATE)
     assert isinstance(refusal, Rejected)
     assert refusal.causes == [
         "spec.phases[0].workers: Invalid value: 0: must be greater",
@@ -58,10 +58,10 @@ def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
         "spec.model.layers 5 is odd",
         "alone",
     ]
-    assert refusal.exit_code == 78
+    assert exit_status(refusal) == 78
 
 
 def test_unreachable_cluster_is_named_by_its_host() -> None:
     refusal = unreachable("https://far:6443", GET, OSError("refused"))
     assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.message
-    assert refusal.exit_code == 3
+    assert exit_status(refusal) == 3

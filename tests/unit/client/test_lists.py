@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 from kubernetes.client import ApiClient
+from pseudoreal import api as module
+from pseudoreal import client as client_module
+from pseudoreal.api import Api
+from pseudoreal.connect import Connection
+from pseudoreal.errors import Unreadable
 from pseudoreal_api.base import KIND
-from pseudoreal_client.cluster import api as module
-from pseudoreal_client.cluster.api import Api
-from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.commands import options
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.cli.common import CommandError
 
 from tests.support.jobs import good_job
 
@@ -113,7 +113,7 @@ def test_a_list_of_large_objects_has_all_but_a_too_large_one(
 
 def test_an_unreadable_job_asked_for_by_name_is_an_error() -> None:
     with pytest.raises(
-        CommandError, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
+        Unreadable, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
     ):
         Api(cast(ApiClient, Server([deep("poison")])), print).job("team", "poison")
 
@@ -123,7 +123,7 @@ def test_get_lists_readable_jobs_and_names_the_others(monkeypatch: pytest.Monkey
     server = Server([json.dumps(stored("one")), deep("poison"), json.dumps(newer), json.dumps(stored("two"))])
     said: list[str] = []
     connection = Connection(Api(cast(ApiClient, server), said.append), "team")
-    monkeypatch.setattr(options, "connect", lambda _: connection)
+    monkeypatch.setattr(client_module, "connect", lambda *_: connection)
     done = CliRunner().invoke(main, ["get", "-A"])
     assert done.exit_code == 0
     assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["one", "two"]

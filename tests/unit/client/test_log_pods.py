@@ -1,9 +1,9 @@
 """Which pods' logs are selected."""
 
 import pytest
-from pseudoreal_client.view.log_pods import has_started, line_prefix, not_started, pods_to_read
+from pseudoreal.errors import NotFound
+from pseudoreal.pods import has_started, line_prefix, not_started, pods_to_read
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
 from tests.unit.client.support.observed_jobs import TRAINING, job, pod
 
@@ -58,13 +58,12 @@ def test_line_prefix_has_phase_execution_and_ranks() -> None:
     ],
 )
 def test_a_missing_execution_or_rank_is_an_error(rank: int | None, previous: bool, bodies: int, says: str) -> None:
-    with pytest.raises(CommandError, match=says) as refused:
+    with pytest.raises(NotFound, match=says):
         names(rank, previous, bodies)
-    assert refused.value.exit_code is ExitStatus.NOT_FOUND
 
 
 def test_a_job_without_pods_is_an_error() -> None:
-    with pytest.raises(CommandError, match="no pods of any execution of llm"):
+    with pytest.raises(NotFound, match="no pods of any execution of llm"):
         pods_to_read(SEEN, [], None, previous=False)
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from pseudoreal.observed_job import ObservedJob
+from pseudoreal.pods import pod_of_rank, pod_state
 from pseudoreal_client.view.description import description
-from pseudoreal_client.view.observed_job import ObservedJob
-from pseudoreal_client.view.ranks import pod_of_rank, pod_state
 from pseudoreal_client.view.rows import summary_line, table
 from pseudoreal_operator.observe.reading import read_pod
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pseudoreal.observed_job import ObservedJob
 from pseudoreal_client.view.dashboard import Snapshot, dashboard
 from pseudoreal_client.view.history import History
-from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_trainer.cli.curve import plot
 from rich.console import Console
 

@@ -4,7 +4,7 @@ Exit codes: 0; 1 for a corrupt checkpoint; 2 for a wrong command line (click's o
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, get_args
@@ -25,14 +25,14 @@ from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, removable
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
+from pseudoreal_trainer.convert.export import check_absent, export_checkpoint
 from pseudoreal_trainer.convert.formats import FORMATS
 from pseudoreal_trainer.convert.huggingface import Options
 from pseudoreal_trainer.convert.tokenizer_files import Source
-from pseudoreal_trainer.data.tokenizer.saved import saved_tokenizer, tokenizer_file
+from pseudoreal_trainer.data.tokenizer.saved import tokenizer_file
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.storage.path import ObjectPath, StoragePath, storage_path
-from pseudoreal_trainer.storage.storage import storage_of
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,6 @@ def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
         raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
 
 
-def _check_absent(path: StoragePath) -> None:
-    if storage_of(path).exists():
-        raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
-
-
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that starts from it.")
@@ -256,7 +251,7 @@ def delink(
     sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern, parts=[part])
     try:
         manifest = delinked(checkpoint.manifest, phase, Target(sharing), optimizer_state)
-        _check_absent(checkpoint.store.folder / manifest.name)
+        check_absent(checkpoint.store.folder / manifest.name)
         checkpoint.store.verify(checkpoint.manifest)
         target = checkpoint.store.begin(manifest)
         if as_files:
@@ -288,16 +283,6 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
     return file
 
 
-def _with_remedy(folder: Path, error: Exception) -> Exception:
-    """Remove the folder of a failed export if it is empty, and return `error`. If the folder has files, return a
-    TrainingError with the text of `error` and the remedy."""
-    try:
-        folder.rmdir()
-    except OSError:
-        return TrainingError(f"{error}; {folder} is not whole: remove it, and export again")
-    return error
-
-
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
@@ -323,16 +308,9 @@ def export(
     if name != "huggingface" and options != Options():
         raise click.UsageError("--dtype, --file-size and --tokenizer are for --format huggingface")
     try:
-        _check_absent(output)
-        checkpoint.store.verify(checkpoint.manifest)
-        output.mkdir(parents=True)
-    except (ValueError, OSError) as error:
-        raise _command_error(error) from error
-    try:
-        with saved_tokenizer(checkpoint.store.work_directory) as kept:
-            FORMATS[name](checkpoint.reader, output, _with_progress_bar, replace(options, tokenizer=tokenizer or kept))
+        export_checkpoint(checkpoint.store, checkpoint.manifest, name, output, options, _with_progress_bar)
     except (ValueError, OSError, TrainingError) as error:
-        raise _command_error(_with_remedy(output, error)) from error
+        raise _command_error(error) from error
     if name == "huggingface" and not (output / TOKENIZER_FILE).exists():
         click.echo("no tokenizer is written: give that of the token files, by --tokenizer", err=True)
     click.echo(str(output))

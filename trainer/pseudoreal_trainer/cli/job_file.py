@@ -39,6 +39,11 @@ def parse_job(path: Path) -> PseudoRealJob:
 def read_job_file(path: Path) -> JobFile:
     """Read the file; - is standard input. Raises CommandError if the text is not YAML or has no job."""
     name, text = _read(path)
+    return job_file_of(text, name)
+
+
+def job_file_of(text: str, name: str) -> JobFile:
+    """Return the jobs of a text; `name` stands for its file. Raises CommandError if it is not YAML or has no job."""
     try:
         documents = read_documents(text)
     except UnreadableYaml as error:

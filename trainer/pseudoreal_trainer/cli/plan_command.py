@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import yaml
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -19,18 +18,12 @@ from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStat
 from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
+from pseudoreal_trainer.cli.planning import Phase, phases_to_plan, search_auto_layouts, with_auto_layouts
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
 from pseudoreal_trainer.estimate.schedule import PhaseDuration
-from pseudoreal_trainer.estimate.search.auto import device_of, is_auto, profile_of
-from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.estimate.trace import trace_of
-from pseudoreal_trainer.plan.sizes import Device
-
-_SHOWN = 3
-"""Number of layouts shown for a phase with layout Auto. The phase would be trained with the first of them."""
-
 
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """Pattern of job names. Unlike names of files, job names have neither dots nor slashes."""
@@ -101,15 +94,15 @@ def _plan_file(
 ) -> None:
     try:
         profile = read_profile(hardware) if hardware else None
-        phases = _select_phases(file, phase, profile)
-        searched = [] if fastest is not None else _search_auto_layouts(phases, profile)
+        phases = _select_phases(file, phases_to_plan(parse_job(file), profile), phase)
+        searched = [] if fastest is not None else search_auto_layouts(phases, profile)
         if not all(layouts.found for layouts in searched):
             sys.exit(_print_layouts(searched, as_json=as_json))
         if fastest is not None:
             sys.exit(_search_fastest(phases, profile, fastest, as_json=as_json))
         if days is not None and profile is None:
             raise InvalidJobError("--days needs seconds: give --hardware the profile of a machine")
-        phases = _with_auto_layouts(phases, searched)
+        phases = with_auto_layouts(phases, searched)
         planned = list(_plan_phases(phases, profile))
     except ValueError as error:
         raise CommandError(str(error), ExitStatus.INVALID_JOB) from error
@@ -124,19 +117,15 @@ def _plan_file(
         sys.exit(ExitCode.INVALID_JOB)
 
 
-def _select_phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
-    """Return the phases to plan, each with its training device."""
-    job = parse_job(file)
-    names = [phase.name for phase in job.spec.phases]
+def _select_phases(file: Path, phases: list[Phase], name: str | None) -> list[Phase]:
+    """Return the phase `name`; None: all phases. Raises InvalidJobError if there is no such phase."""
+    names = [phase.phase for phase, _ in phases]
     if name is not None and name not in names:
         raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
-    wanted = [index for index, known in enumerate(names) if name in (None, known)]
-    configs = [phase_config(job, index, execution=1, work_directory=".", offload_directory=".") for index in wanted]
-    has_accelerators = profile is not None and profile.overlaps
-    return [(config, "accelerator" if config.gpus or has_accelerators else "cpu") for config in configs]
+    return [(phase, device) for phase, device in phases if name in (None, phase.phase)]
 
 
-def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+def _plan_phases(phases: list[Phase], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
     # On stderr, because stdout may be JSON for a program.
     with Console(stderr=True).status("planning") as status:
         for phase, device in phases:
@@ -144,9 +133,7 @@ def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProf
             yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
 
 
-def _search_fastest(
-    phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
-) -> ExitCode:
+def _search_fastest(phases: list[Phase], profile: HardwareProfile | None, wanted: int, *, as_json: bool) -> ExitCode:
     """Search the layouts of each phase, print them and return the exit code. Raises InvalidJobError without a
     profile, and ValueError if the profile lacks a needed speed."""
     if profile is None:
@@ -170,27 +157,6 @@ def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
         for phase_layouts in found:
             show_fastest(Console(), phase_layouts)
     return ExitCode.SUCCEEDED if all(phase.found for phase in found) else ExitCode.INVALID_JOB
-
-
-def _search_auto_layouts(
-    phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
-) -> list[FastestLayouts]:
-    """Return the best layouts of each phase with layout Auto. Their step times are predicted from `profile`; if None,
-    from the job's profile."""
-    found = []
-    for phase in (phase for phase, _ in phases if is_auto(phase)):
-        machine = profile or profile_of(phase)
-        threads = threads_of(phase.processes_per_worker)
-        found.append(fastest_layouts(phase, device_of(phase, machine), machine, threads, _SHOWN))
-    return found
-
-
-def _with_auto_layouts(
-    phases: list[tuple[PhaseConfig, Device]], searched: list[FastestLayouts]
-) -> list[tuple[PhaseConfig, Device]]:
-    """Return the phases with every layout Auto replaced by the best layout found, as they would be trained."""
-    best = {layouts.phase: layouts.found[0][0].choice for layouts in searched}
-    return [(chosen(phase, best[phase.phase]) if is_auto(phase) else phase, device) for phase, device in phases]
 
 
 def _print_plan(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:

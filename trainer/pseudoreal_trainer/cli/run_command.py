@@ -59,8 +59,12 @@ def read_job(path: Path) -> PseudoRealJob:
 
     Raises CommandError or InvalidJobError.
     """
-    job = parse_job(path)
-    folder = path.resolve().parent
+    return with_paths_from(parse_job(path), path.resolve().parent)
+
+
+def with_paths_from(job: PseudoRealJob, folder: Path) -> PseudoRealJob:
+    """Return the job with relative paths of text and weights resolved against the folder. Raises InvalidJobError if
+    there is no text."""
     data = job.spec.data.model_copy(update={"path": str(folder / job.spec.data.path)})
     if not data.sources:
         corpus_files(data)

@@ -77,7 +77,7 @@ def _job(files: JobFiles, name: str, label: str) -> Job:
         phases=phases,
         transitions=transitions_of(phases),
         predicted={phase: found for phase, found in predicted.items() if found is not None},
-        on_gpu=any(device_of(config, steps) == "cuda" for config in configs) or steps.has("device_bytes"),
+        on_gpu=any(device_of(config, steps) == "accelerator" for config in configs) or steps.has("device_bytes"),
         pictures=[picture for picture in pictures.values() if picture is not None],
         without_picture=[config.phase for config in configs if pictures.get(config.phase) is None],
         lineage=lineage_of(files.checkpoints, steps),

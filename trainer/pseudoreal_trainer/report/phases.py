@@ -177,4 +177,4 @@ def predicted_memory(config: PhaseConfig, device: Device) -> Tiers | None:
 
 
 def device_of(config: PhaseConfig, steps: Steps) -> Device:
-    return "cuda" if config.gpus or steps.has("device_bytes") else "cpu"
+    return "accelerator" if config.gpus or steps.has("device_bytes") else "cpu"

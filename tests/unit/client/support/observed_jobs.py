@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from pseudoreal.observed_job import ObservedJob
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_client.view.observed_job import ObservedJob
 
 from tests.support.jobs import good_job
 

@@ -114,9 +114,7 @@ def test_a_gradient_is_kept_on_a_stream_that_waits_for_no_rank(home: str, collec
     thread = ReductionThread(case.optimizer, store, groups, streams, Trace(0))
     summed = torch.ones(LENGTH)
     work: Any = _Work("intra", streams, collectives.waited)
-    pending = PendingReduction(
-        1, summed, torch.ones(2 * LENGTH), streams.record_event(), work, streams.record_event(), None
-    )
+    pending = PendingReduction(1, summed, torch.ones(2 * LENGTH), streams.record_event(), work, None)
     thread._finish_reduction(Reduce(1), pending, None)
     thread.close()
     assert collectives.waited == [("intra", Stream.REDUCTION.value), ("inter", Stream.REDUCTION.value)]

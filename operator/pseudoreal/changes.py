@@ -5,9 +5,9 @@ from itertools import count
 from typing import Any
 
 from pseudoreal_api.spec.request import RequestType
-from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-from pseudoreal_client.view.observed_job import ObservedJob
+from pseudoreal.errors import NoEffect, NotFound
+from pseudoreal.observed_job import ObservedJob
 
 Json = dict[str, Any]
 
@@ -29,20 +29,20 @@ class Change:
 
 
 def suspend(job: ObservedJob) -> Change:
-    """Return the patch to suspend the job. Raises CommandError if the job has ended, or is suspended already."""
+    """Return the patch to suspend the job. Raises NoEffect if the job has ended, or is suspended already."""
     _check_not_ended(job)
     if job.is_suspended:
-        raise CommandError(
+        raise NoEffect(
             f"{job.name} is suspended already; pseudoreal resume {job.name} -n {job.namespace} lets it go on"
         )
     return Change({"suspend": True}, f"{job.name} saves a checkpoint and frees its pods")
 
 
 def resume(job: ObservedJob) -> Change:
-    """Return the patch to resume the job. Raises CommandError if the job has ended, or is not suspended."""
+    """Return the patch to resume the job. Raises NoEffect if the job has ended, or is not suspended."""
     _check_not_ended(job)
     if not job.is_suspended:
-        raise CommandError(f"{job.name} is not suspended; its state is {job.status.state}")
+        raise NoEffect(f"{job.name} is not suspended; its state is {job.status.state}")
     saved = job.status.checkpoint
     return Change({"suspend": False}, f"{job.name} goes on{f' from checkpoint {saved.latest}' if saved else ''}")
 
@@ -50,17 +50,17 @@ def resume(job: ObservedJob) -> Change:
 def finish_phase(job: ObservedJob, phase: str | None) -> Change:
     """Return the request to end `phase`, by default the current phase.
 
-    Raises CommandError if there is nothing to end.
+    Raises NoEffect if there is nothing to end.
     """
     _check_not_ended(job)
     name = phase or job.status.current_phase
     if name is None:
-        raise CommandError(f"no phase of {job.name} trains; name one of {', '.join(job.phase_names)}")
+        raise NoEffect(f"no phase of {job.name} trains; name one of {', '.join(job.phase_names)}")
     _check_phase(job, name)
     _check_not_requested(job, "FinishPhase", name)
     found = job.phase_status(name)
     if found and found.state == "Complete":
-        raise CommandError(
+        raise NoEffect(
             f"phase {name} of {job.name} is complete; pseudoreal repeat-phase {job.name} {name} -n {job.namespace}"
             " would train it again"
         )
@@ -72,14 +72,14 @@ def finish_phase(job: ObservedJob, phase: str | None) -> Change:
 def repeat_phase(job: ObservedJob, phase: str) -> Change:
     """Return the request to train `phase` and all later phases again.
 
-    Raises CommandError if the phase has not started.
+    Raises NoEffect if the phase has not started.
     """
     _check_not_ended(job)
     _check_phase(job, phase)
     _check_not_requested(job, "RepeatPhase", phase)
     found = job.phase_status(phase)
     if found is None or found.state in _NOT_STARTED:
-        raise CommandError(f"phase {phase} of {job.name} has not begun, so there is nothing to train again")
+        raise NoEffect(f"phase {phase} of {job.name} has not begun, so there is nothing to train again")
     later = job.phase_names[job.phase_names.index(phase) + 1 :]
     begin = f"checkpoint {found.start_checkpoint}" if found.start_checkpoint else "random weights"
     after = f", and {', '.join(later)} after it" if later else ""
@@ -88,7 +88,7 @@ def repeat_phase(job: ObservedJob, phase: str) -> Change:
 
 def _check_not_ended(job: ObservedJob) -> None:
     if job.is_over:
-        raise CommandError(
+        raise NoEffect(
             f"{job.name} has ended ({job.status.state}) and stays as it is; to train on, create a job with"
             " spec.checkpoint.continueFrom"
         )
@@ -96,15 +96,13 @@ def _check_not_ended(job: ObservedJob) -> None:
 
 def _check_phase(job: ObservedJob, name: str) -> None:
     if name not in job.phase_names:
-        raise CommandError(
-            f"{job.name} has no phase {name}; its phases are {', '.join(job.phase_names)}", ExitStatus.NOT_FOUND
-        )
+        raise NotFound(f"{job.name} has no phase {name}; its phases are {', '.join(job.phase_names)}")
 
 
 def _check_not_requested(job: ObservedJob, kind: RequestType, phase: str) -> None:
     for known in _requests(job):
         if (known["type"], known["phase"]) == (kind, phase) and known["id"] not in job.status.served_requests:
-            raise CommandError(f"request {known['id']} asks that of phase {phase} already, and is not served yet")
+            raise NoEffect(f"request {known['id']} asks that of phase {phase} already, and is not served yet")
 
 
 def _requests(job: ObservedJob) -> list[Json]:
@@ -118,8 +116,6 @@ def _request(job: ObservedJob, kind: RequestType, phase: str, effect: str) -> Ch
     id = next(name for number in count(1) if (name := f"{verb}-{phase}-{number}") not in taken)
     kept = known if len(known) < _MOST_REQUESTS else [request for request in known if request["id"] not in served]
     if len(kept) >= _MOST_REQUESTS:
-        raise CommandError(
-            f"{job.name} has {len(kept)} open requests, the most that fit into spec.requests; remove some"
-        )
+        raise NoEffect(f"{job.name} has {len(kept)} open requests, the most that fit into spec.requests; remove some")
     paused = "; it is suspended, so this waits until it is resumed" if job.is_suspended else ""
     return Change({"requests": [*kept, {"id": id, "type": kind, "phase": phase}]}, f"{effect} (request {id}){paused}")
