@@ -19,8 +19,9 @@ def _row(arm: str, loss: float, **changes: object) -> Result:
 def _tuning() -> list[Result]:
     """Return the rows of the choice of rates, with the lowest loss at `_RATES`."""
     return [
-        _row(arm.name, abs(power - best), role="tuning", width=24, budget=0.5, rate=8e-3 * 2.0**power)
+        _row(arm.name, abs(power - best), role="tuning", width=24, budget=budget, rate=8e-3 * 2.0**power)
         for arm in ARMS["dense"]
+        for budget in (0.5, 1.0)
         for best in [{8e-3: 0, 16e-3: 1, 32e-3: 2}[_RATES.get(arm.name, 16e-3)]]
         for power in range(-1, 4)
     ]
