@@ -1,17 +1,16 @@
-"""Write the GPU section of docs/benchmarks.md: `python -m benchmarks.gpu.report RESULTS`."""
+"""Write docs/benchmarks/gpu.md: `python -m benchmarks.gpu.report RESULTS`."""
 
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks import pages
 from benchmarks.gpu.cases import TIMED, Case, Point
 from benchmarks.gpu.results import Measured, Record, Results, loss_differences
 
-REPORT = Path("docs/benchmarks.md")
 GPU = Path("docs/data/gpu-bench.json")
-TITLE = "## On a GPU"
+TITLE = "## Beside fully_shard"
 _GIB = 2**30
 _NONE = f"""{TITLE}
 
@@ -25,7 +24,7 @@ def main(source: Path) -> None:
     GPU.parent.mkdir(exist_ok=True)
     if source.resolve() != GPU.resolve():
         shutil.copyfile(source, GPU)
-    REPORT.write_text(with_section(REPORT.read_text(), section()))
+    pages.put_section(pages.GPU, section())
 
 
 def section(path: Path = GPU) -> str:
@@ -37,20 +36,10 @@ def section(path: Path = GPU) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def with_section(document: str, text: str) -> str:
-    """Return the document with `text` in place of the section with the same title, or appended. `text` starts with the
-    title."""
-    title = re.escape(text.partition("\n")[0])
-    pattern = re.compile(rf"^{title}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-    if pattern.search(document) is None:
-        return f"{document.rstrip()}\n\n{text}\n"
-    return pattern.sub(lambda _: f"{text}\n\n", document).rstrip() + "\n"
-
-
 _TEXT = f"""One rank, bfloat16 with float32 masters and AdamW, sequences of 2,048, blocks recomputed; weights, batches
 and clipping are the same for both stacks. Medians of {TIMED} steps, in brackets the quartiles.
 
-- *hidden*: of the time in which something is copied between host and device, that in which kernels run too.
+- *hidden*: of the time in which something is copied between host and device, the part in which kernels run, too.
 - *device*: tensors, at most. *pinned*: host memory that is pinned, with what torch's allocator rounds up to.
 - *forecast*: what `pseudoreal plan` predicts with speeds measured in the same run; in brackets how far it is off.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It brings all weights anew for each of the n
