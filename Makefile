@@ -171,7 +171,7 @@ release: .venv/tools sbom ## Make dist/: wheels, charts, images, install.yaml, k
 .PHONY: gpu-bundle gpu-report
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests, benchmark and the trials at 124 M for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle
-gpu-report: .venv/tools ## Write docs/benchmarks/gpu.md from RESULTS=gpu-bench.json
+gpu-report: .venv/tools ## Write docs/benchmarks/gpu.md from RESULTS=pseudoreal-gpu.zip
 	@$(BIN)/python -m benchmarks.gpu.report $(RESULTS)
 
 BENCH := .venv-bench/bin
