@@ -74,13 +74,15 @@ class Steps:
 
 def read_steps(lines: Iterable[bytes]) -> Steps:
     """Return the steps in these lines. Lines that make no sense are counted, and left out."""
-    collector = _Collector()
+    collector = StepCollector()
     for line in lines:
         collector.add(line)
     return collector.steps()
 
 
-class _Collector:
+class StepCollector:
+    """Takes lines of metrics in the order in which they were written; at any time, `steps` are those so far."""
+
     def __init__(self) -> None:
         self._phases: dict[str, int] = {}
         self._step, self._phase, self._begins = array("q"), array("q"), array("b")
