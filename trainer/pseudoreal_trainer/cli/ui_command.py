@@ -1,14 +1,16 @@
 """The command `pseudoreal ui`."""
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import click
+
 from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus, cluster_options, load
 from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.ui.access import new_token
 from pseudoreal_trainer.ui.folders import LocalRuns
-from pseudoreal_trainer.ui.server import serve
+from pseudoreal_trainer.ui.server import LiveServer
 from pseudoreal_trainer.ui.view import Source
 
 
@@ -27,11 +29,14 @@ def ui(cluster: ClusterOptions, folder: str | None, everywhere: bool, port: int)
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise CommandError(f"port {port} of 127.0.0.1 cannot be used: {error.strerror}; choose another --port") from error
+        raise CommandError(
+            f"port {port} of 127.0.0.1 cannot be used: {error.strerror}; choose another --port"
+        ) from error
     token = new_token()
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={token}"
-    with listener:
-        serve(source, listener, token, lambda: click.echo(f"{source.labels.title}: {address}\nCtrl-C ends it."))
+    click.echo(f"{source.labels.title}: {address}\nCtrl-C ends it.")
+    with listener, suppress(KeyboardInterrupt):
+        LiveServer(source, listener, token).run()
 
 
 def _local(folder: str, cluster: ClusterOptions, *, everywhere: bool) -> Source:

@@ -101,6 +101,9 @@ class StepCollector:
         except ValidationError:
             self._unreadable += 1
             return
+        self.add_report(report)
+
+    def add_report(self, report: ProgressReport) -> None:
         is_known = report.phase in self._phases or len(self._phases) < _MOST_PHASES
         if not (0 <= report.step < _MOST_STEP and is_known):
             self._unreadable += 1

@@ -1,9 +1,9 @@
 """Who may ask the server of `pseudoreal ui`: whoever has the token, by the machine's own address, to read.
 
-Other programs and users of the machine reach the port, too, and so does a web page in the same browser, by a name that
-leads to 127.0.0.1 (DNS rebinding). So each request needs the token that the command printed, and a Host header that names
-this machine. The first request has the token in its address; the answer puts it into a cookie and leads to an address
-without it, so that it does not stay in the browser's history. No answer allows another origin to read it.
+Other programs and users of the machine reach the port, too, and so does a web page in the same browser, by a name
+that leads to 127.0.0.1 (DNS rebinding). So each request needs the token that the command printed, and a Host header
+that names this machine. The first request has the token in its address; the answer puts it into a cookie and leads to
+an address without it, so that it does not stay in the browser's history. No answer allows another origin to read it.
 """
 
 import secrets

@@ -26,7 +26,6 @@ IDLE_SECONDS = 30.0
 """Seconds after which a feed that nobody watches is closed."""
 HANGING_SECONDS = 5.0
 """Seconds after which a page says that a read takes long."""
-_AFTER_ERROR_SECONDS = 5.0
 
 log = structlog.get_logger()
 
@@ -57,12 +56,12 @@ class Channel:
     def _run(self, feed: Feed[T], content_of: Callable[[T], Content]) -> None:
         while not self._closed.is_set():
             self._reading_since = time.monotonic()
-            content, error, pause = None, "", None
+            content, error = None, ""
             try:
                 found = feed.read()
                 content = None if found is None else content_of(found)
             except Exception as failure:
-                error, pause = _sentence(failure), _AFTER_ERROR_SECONDS
+                error = _sentence(failure)
             self._reading_since = None
             if self._closed.is_set():
                 return
@@ -70,7 +69,7 @@ class Channel:
                 self._loop.call_soon_threadsafe(self._take, content, error)
             except RuntimeError:  # the event loop has ended
                 return
-            self._closed.wait(feed.pause if pause is None else pause)
+            feed.wait()
 
     def _take(self, content: Content | None, error: str) -> None:
         is_same = content is None or (self.content is not None and content.digest == self.content.digest)
@@ -130,15 +129,17 @@ class Channels:
         self._closed: list[Channel] = []
         """Channels that were closed while a read was hanging."""
 
-    def get(self, key: str, make: Callable[[], Channel]) -> Channel:
-        """Return the channel of the key; without one, `make` it. Raises TooManyChannels."""
+    def find(self, key: str) -> Channel | None:
         self.close_idle()
-        if key not in self._open:
-            if len(self._open) >= self._most:
-                self._close_one()
-            if len(self._open) + len(self._closed) >= self._most:
-                raise TooManyChannels
-            self._open[key] = make()
+        return self._open.get(key)
+
+    def open(self, key: str, feed: Feed[T], content_of: Callable[[T], Content]) -> Channel:
+        """Return a new channel of the key. Raises TooManyChannels."""
+        if len(self._open) >= self._most:
+            self._close_one()
+        if len(self._open) + len(self._closed) >= self._most:
+            raise TooManyChannels
+        self._open[key] = Channel(feed, content_of)
         return self._open[key]
 
     def close_idle(self) -> None:

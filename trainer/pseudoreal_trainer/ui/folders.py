@@ -8,9 +8,10 @@ the end of its metrics, and reads them again when they have changed.
 import hashlib
 import os
 import shlex
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_api.wire.messages import ProgressReport
@@ -38,6 +39,7 @@ _SEARCH_SECONDS = 2.0
 """Least seconds between two searches for jobs."""
 _LEAST_PAUSE_SECONDS, _OBJECTS_PAUSE_SECONDS = 0.4, 10.0
 """Least seconds between two reads of a folder on a disk, and in object storage."""
+_WHILE_BEHIND_SECONDS = 0.05
 _SILENT_SECONDS = 600.0
 """Seconds without a step after which training counts as silent."""
 
@@ -72,18 +74,21 @@ class LocalRuns:
 class _OneObject:
     """List of the one job in object storage that the command names."""
 
-    pause = 60.0
-
     def __init__(self, folder: StoragePath, jobs: dict[str, StoragePath]) -> None:
         self._row = Row(_id(str(folder)), folder.name, str(folder), "Unknown")
         jobs[self._row.id] = folder
         self._is_read = False
+        self._closed = threading.Event()
 
     def read(self) -> Listing | None:
         was_read, self._is_read = self._is_read, True
         return None if was_read else Listing([self._row])
 
-    def close(self) -> None: ...
+    def wait(self) -> None:
+        self._closed.wait()
+
+    def close(self) -> None:
+        self._closed.set()
 
 
 @dataclass
@@ -102,11 +107,11 @@ class _Runs:
         self._notices: list[str] = []
         self._searched = self._took = 0.0
         self._before: Listing | None = None
+        self._closed = threading.Event()
 
-    @property
-    def pause(self) -> float:
+    def wait(self) -> None:
         # A search of a slow file system is a small part of the time.
-        return max(_LEAST_PAUSE_SECONDS, 4 * self._took)
+        self._closed.wait(max(_LEAST_PAUSE_SECONDS, 4 * self._took))
 
     def read(self) -> Listing | None:
         begin = time.monotonic()
@@ -120,7 +125,8 @@ class _Runs:
         self._before = listing
         return listing
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._closed.set()
 
     def _search(self) -> None:
         self._notices = []
@@ -229,18 +235,21 @@ def _life(entry: HistoryEntry | None, record: JsonValue, sign: float | None) -> 
         return _Life("Starting")
     if entry is None:
         return _Life("Unknown", "The job has no history, so the page cannot say whether it trains.")
+    is_silent = time.time() - (sign or entry.time) > _SILENT_SECONDS
     if entry.event == "Ended":
         if entry.outcome == "Succeeded":
-            is_last = entry.stage == "train" and entry.phase == _last_phase(record)
-            return _Life("Complete") if is_last else _Life("Between phases")
+            if entry.stage == "train" and entry.phase == _last_phase(record):
+                return _Life("Complete")
+            return _silence() if is_silent else _Life("Between phases")
         if entry.outcome == "Yielded":
             return _Life("Stopped", entry.message or "The run was asked to stop.")
         return _Life("Failed", entry.message)
-    silence = time.time() - (sign or entry.time)
-    if silence > _SILENT_SECONDS:
-        minutes = int(_SILENT_SECONDS // 60)
-        return _Life("Silent", f"No step for more than {minutes} minutes; a run that was killed leaves no other sign.")
-    return _Life("Training")
+    return _silence() if is_silent else _Life("Training")
+
+
+def _silence() -> _Life:
+    minutes = int(_SILENT_SECONDS // 60)
+    return _Life("Silent", f"No step for more than {minutes} minutes; a run that was killed leaves no other sign.")
 
 
 def _last_sign(folder: Path, entry: HistoryEntry | None) -> float | None:
@@ -303,30 +312,24 @@ def _at(value: JsonValue, *names: str) -> JsonValue:
     return value
 
 
-@dataclass
 class _FollowedRun:
     """Feed of one job."""
 
-    folder: StoragePath
-    _files: FollowedFolder = field(init=False)
-    _took: float = 0.0
-    _before: JobView | None = None
+    def __init__(self, folder: StoragePath) -> None:
+        self._folder, self._files = folder, FollowedFolder(folder)
+        self._took = 0.0
+        self._before: JobView | None = None
+        self._closed = threading.Event()
 
-    def __post_init__(self) -> None:
-        self._files = FollowedFolder(self.folder)
-
-    @property
-    def pause(self) -> float:
-        if self._files.is_behind:
-            return 0.05
-        least = _LEAST_PAUSE_SECONDS if isinstance(self.folder, Path) else _OBJECTS_PAUSE_SECONDS
-        return max(least, 2 * self._took)
+    def wait(self) -> None:
+        least = _LEAST_PAUSE_SECONDS if isinstance(self._folder, Path) else _OBJECTS_PAUSE_SECONDS
+        self._closed.wait(_WHILE_BEHIND_SECONDS if self._files.is_behind else max(least, 2 * self._took))
 
     def read(self) -> JobView | None:
         begin = time.monotonic()
         files = self._files.read()
         life = self._life()
-        before, self._took = self._before, time.monotonic() - begin
+        before = self._before
         if files is not None:
             job = jobs_of([files])[0]
         elif before is None or before.state != life.state:
@@ -335,17 +338,19 @@ class _FollowedRun:
         else:
             return None
         facts = [("State", life.state), *([("Note", life.note)] if life.note else [])]
-        commands = _commands(self.folder, life.state)
-        self._before = JobView(job.name, str(self.folder), life.state, job, facts, commands=commands)
+        commands = _commands(self._folder, life.state)
+        self._took = time.monotonic() - begin
+        self._before = JobView(job.name, str(self._folder), life.state, job, facts, commands=commands)
         return self._before
 
     def _life(self) -> _Life:
-        if not isinstance(self.folder, Path):
+        if not isinstance(self._folder, Path):
             return _Life("Unknown", "Object storage does not say whether the job trains.")
-        entry = _last_entry(self.folder)
-        return _life(entry, _record(self.folder), _last_sign(self.folder, entry))
+        entry = _last_entry(self._folder)
+        return _life(entry, _record(self._folder), _last_sign(self._folder, entry))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._closed.set()
 
 
 def _commands(folder: StoragePath, state: str) -> Sequence[Command]:

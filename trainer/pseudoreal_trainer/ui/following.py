@@ -1,7 +1,7 @@
 """Read the folder of a job again and again: of the metrics, only what was appended since.
 
-Each call of `read` has a bound on its bytes, so a long job appears piece by piece. A job that restarts from a checkpoint
-cuts its metrics, and writes the same steps again; then they are read from the start.
+Each call of `read` has a bound on its bytes, so a long job appears piece by piece. A job that restarts from a
+checkpoint cuts its metrics, and writes the same steps again; then the metrics are read from the start.
 """
 
 import os
@@ -23,7 +23,7 @@ from pseudoreal_trainer.report.reading import (
 )
 from pseudoreal_trainer.report.steps import StepCollector
 from pseudoreal_trainer.storage.path import ObjectPath, StoragePath
-from pseudoreal_trainer.training.metrics_file import MOST_LINE_BYTES, METRICS_FILE, blocks_of_part, parts_of_metrics
+from pseudoreal_trainer.training.metrics_file import METRICS_FILE, MOST_LINE_BYTES, blocks_of_part, parts_of_metrics
 
 REFRESH_BYTES = 1 << 24
 """Most bytes of metrics that one call of `read` takes."""

@@ -1,7 +1,7 @@
 """Pages as HTML, in parts, so that a page that is open gets only the parts that have changed. Pure.
 
-A part is the content of an element that names it (`data-part`), or a row of the list, or a figure. The script of the page
-puts a new part in the place of the old one. Jinja2 escapes every value.
+A part is the content of an element that names it (`data-part`), or a row of the list, or a figure. The script of the
+page puts a new part in the place of the old one. Jinja2 escapes every value.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from pseudoreal_trainer.report import page as report
+from pseudoreal_trainer.report.text import shown
 from pseudoreal_trainer.ui.view import JobView, Labels, Listing
 
 _PACKAGE = "pseudoreal_trainer.ui"
@@ -65,7 +66,7 @@ def job_content(view: JobView) -> Content:
     figure = templates.get_template("figure.html.j2")
     figures = {f"{FIGURE}{chart.id}": figure.render(chart=chart) for chart in page.charts}
     charts = json.dumps(report.data_of(page.charts), allow_nan=False, separators=(",", ":"))
-    return Content(report.shown(view.name, 200), parts | figures, [*figures], charts)
+    return Content(shown(view.name, 200), parts | figures, [*figures], charts)
 
 
 def list_page(content: Content, labels: Labels) -> str:
@@ -101,7 +102,9 @@ def changes(before: Content | None, now: Content) -> str:
 @cache
 def assets() -> dict[str, str]:
     """Return the name and the text of each style sheet and script."""
-    own = {name: files(_PACKAGE).joinpath("assets", name).read_text(encoding="utf-8") for name in ("live.css", "live.js")}
+    own = {
+        name: files(_PACKAGE).joinpath("assets", name).read_text(encoding="utf-8") for name in ("live.css", "live.js")
+    }
     return {name: report.asset(name) for name in (*report.STYLES, *report.SCRIPTS)} | own
 
 

@@ -6,9 +6,9 @@ slow gets fewer, larger changes, never a queue of them. A browser that takes non
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
 import uvicorn
@@ -85,13 +85,15 @@ class Pages:
 
     def _listing(self) -> Channel:
         labels = self._source.labels
-        return self._channels.get(
-            "list", lambda: Channel(self._source.listing(), lambda listing: html.list_content(listing, labels))
+        return self._channels.find("list") or self._channels.open(
+            "list", self._source.listing(), lambda listing: html.list_content(listing, labels)
         )
 
     async def _channel_of(self, request: Request) -> Channel | None:
         """Return the channel of the job in the request's path; None: the list has no such job."""
         id = request.path_params["id"]
+        if (found := self._channels.find(f"job/{id}")) is not None:
+            return found
         feed = self._source.job(id)
         if feed is None:
             # A page that was open before this program started: the list has not been read yet.
@@ -99,7 +101,7 @@ class Pages:
             with _watched(listing):
                 await _first_content(listing)
             feed = self._source.job(id)
-        return None if feed is None else self._channels.get(f"job/{id}", lambda: Channel(feed, html.job_content))
+        return None if feed is None else self._channels.open(f"job/{id}", feed, html.job_content)
 
     def _stream(self, request: Request, channel: Channel) -> Response:
         if len(self._streams) >= MOST_STREAMS:
@@ -139,8 +141,8 @@ def _reading() -> str:
 
 
 class _Stream(Response):
-    """Server-sent events: `change` with the parts that have changed, `silent` with a sentence while the content cannot be
-    read, `alive` when it can again."""
+    """Server-sent events: `change` with the parts that have changed, `silent` with a sentence while the content cannot
+    be read, `alive` when it can again."""
 
     media_type = "text/event-stream"
 
@@ -157,7 +159,9 @@ class _Stream(Response):
         async def send_events() -> None:
             await send_in_time({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
-                await send_in_time({"type": "http.response.body", "body": event.encode(errors="replace"), "more_body": True})
+                await send_in_time(
+                    {"type": "http.response.body", "body": event.encode(errors="replace"), "more_body": True}
+                )
 
         sending = asyncio.ensure_future(send_events())
         leaving = asyncio.ensure_future(_disconnected(receive))
@@ -226,7 +230,7 @@ async def _too_many(_: Request, __: object) -> Response:
 class _Protocol(H11Protocol):
     """Connection with a limit on the time until its first request, and one that a stream can cut off."""
 
-    open: "WeakValueDictionary[tuple[str, int], _Protocol]" = WeakValueDictionary()
+    open: ClassVar[WeakValueDictionary[tuple[str, int], "_Protocol"]] = WeakValueDictionary()
     """Address of the browser's end -> connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -245,28 +249,33 @@ class _Protocol(H11Protocol):
 
 
 def _cut_off(scope: Scope) -> None:
-    protocol = _Protocol.open.get(tuple(scope.get("client") or ()))  # type: ignore[arg-type]
+    protocol = _Protocol.open.get(tuple(scope.get("client") or ()))
     if protocol is not None:
         protocol.abort()
 
 
-def serve(source: Source, listener: socket.socket, token: str, started: Callable[[], None] = lambda: None) -> None:
-    """Serve until SIGINT or SIGTERM. `listener` listens on a loopback address; `started` is called when requests are
-    answered."""
-    asyncio.run(_serve(source, listener, token, started))
+class LiveServer:
+    """Serves a source at a socket that listens on a loopback address."""
+
+    def __init__(self, source: Source, listener: socket.socket, token: str) -> None:
+        self._listener = listener
+        self._pages = Pages(source)
+        guard = Guard(self._pages.app, token, listener.getsockname()[1])
+        self._server = uvicorn.Server(_config_of(guard))
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM, or `stop`."""
+        try:
+            asyncio.run(self._server.serve(sockets=[self._listener]))
+        finally:
+            self._pages.close()
+
+    def stop(self) -> None:
+        """Make `run` return; any thread may call it."""
+        self._server.should_exit = True
 
 
-async def _serve(source: Source, listener: socket.socket, token: str, started: Callable[[], None]) -> None:
-    pages = Pages(source)
-    server = uvicorn.Server(config_of(Guard(pages.app, token, listener.getsockname()[1])))
-    try:
-        started()
-        await server.serve(sockets=[listener])
-    finally:
-        pages.close()
-
-
-def config_of(app: Guard) -> uvicorn.Config:
+def _config_of(app: Guard) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_Protocol,

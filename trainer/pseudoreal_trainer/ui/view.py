@@ -78,16 +78,15 @@ class JobView:
 class Feed(Protocol[T_co]):
     """Content that changes. One thread reads it; any thread may close it."""
 
-    @property
-    def pause(self) -> float:
-        """Seconds from the end of a read to the next one."""
-        ...
-
     def read(self) -> T_co | None:
         """Return the content; None if nothing has changed. May take as long as the storage takes, or hang.
 
-        A TrainingError or ClientError is shown as a sentence, and the content of the read before stays.
+        The sentence of a TrainingError, OSError or ClientError is shown, and the content of the read before stays.
         """
+        ...
+
+    def wait(self) -> None:
+        """Return when the content is to be read again; at once after `close`."""
         ...
 
     def close(self) -> None: ...

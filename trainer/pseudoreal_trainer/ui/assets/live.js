@@ -153,7 +153,7 @@
       shown += fits;
     }
     const all = ordered.children.length;
-    document.getElementById("count").textContent = shown === all ? `${all} jobs` : `${shown} of ${all} jobs`;
+    document.getElementById("count").textContent = shown === all ? `${all} ${all === 1 ? "job" : "jobs"}` : `${shown} of ${all} jobs`;
   };
   if (filters) {
     filters.hidden = false;
