@@ -75,7 +75,9 @@ class Channel:
         is_same = content is None or (self.content is not None and content.digest == self.content.digest)
         if is_same and error == self.error:
             return
-        self.content, self.error = content or self.content, error
+        self.error = error
+        if content is not None and not is_same:
+            self.content = content
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -53,14 +53,14 @@ class FollowedFolder:
             checkpoints, history = self._checkpoints.read(notices), self._history.read(notices)
         except OSError as error:
             raise cannot_be_read(self._folder, error) from error
+        notices += self._metrics.notices(self._bounds.metrics_bytes)
         # A comparison of two lists is quick: what was read before is the same object.
-        state = (checkpoints, history, [*notices], self._metrics.is_behind)
+        state = (checkpoints, history, notices)
         if not is_new and state == self._before:
             return None
         self._before = state
         steps = self._metrics.collector.steps()
-        notices += [*self._metrics.notices(self._bounds.metrics_bytes), *notices_of(steps, history)]
-        return JobFiles(str(self._folder), steps, checkpoints, history, notices)
+        return JobFiles(str(self._folder), steps, checkpoints, history, [*notices, *notices_of(steps, history)])
 
 
 class _Metrics(Protocol):

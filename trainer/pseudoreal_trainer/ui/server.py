@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
+import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,6 +39,8 @@ _REQUEST_SECONDS = 20.0
 """Seconds in which a connection must have sent its first request."""
 _MOST_CONNECTIONS = 150
 
+log = structlog.get_logger()
+
 
 class Pages:
     """Answers to requests that `Guard` has let through."""
@@ -45,6 +48,7 @@ class Pages:
     def __init__(self, source: Source, channels: Channels | None = None) -> None:
         self._source, self._channels = source, channels or Channels()
         self._streams: WeakSet[_Stream] = WeakSet()
+        self._ending = asyncio.Event()
 
     @property
     def app(self) -> Starlette:
@@ -56,7 +60,7 @@ class Pages:
                 Route("/events/job/{id:path}", self._job_events),
                 Route("/assets/{name}", _asset),
             ],
-            exception_handlers={404: _not_found, TooManyChannels: _too_many},
+            exception_handlers={404: _not_found, TooManyChannels: _too_many, Exception: _defect},
         )
 
     async def _list(self, _: Request) -> Response:
@@ -106,9 +110,12 @@ class Pages:
     def _stream(self, request: Request, channel: Channel) -> Response:
         if len(self._streams) >= MOST_STREAMS:
             return PlainTextResponse("too many pages are open", 503, {"Retry-After": "5"})
-        stream = _Stream(channel, request.query_params.get("have", ""))
+        stream = _Stream(channel, request.query_params.get("have", ""), self._ending)
         self._streams.add(stream)
         return stream
+
+    def end_streams(self) -> None:
+        self._ending.set()
 
     def close(self) -> None:
         self._channels.close()
@@ -146,10 +153,10 @@ class _Stream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, channel: Channel, have: str) -> None:
+    def __init__(self, channel: Channel, have: str, ending: asyncio.Event) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self._channel, self._have = channel, have
+        self._channel, self._have, self._ending = channel, have, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: dict[str, Any]) -> None:
@@ -159,33 +166,33 @@ class _Stream(Response):
         async def send_events() -> None:
             await send_in_time({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
-                await send_in_time(
-                    {"type": "http.response.body", "body": event.encode(errors="replace"), "more_body": True}
-                )
+                body = event.encode(errors="replace")
+                await send_in_time({"type": "http.response.body", "body": body, "more_body": True})
 
-        sending = asyncio.ensure_future(send_events())
-        leaving = asyncio.ensure_future(_disconnected(receive))
-        try:
-            with _watched(self._channel):
-                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and isinstance(sending.exception(), TimeoutError):
-                _cut_off(scope)
-        finally:
-            sending.cancel()
-            leaving.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await sending
+        tasks = [asyncio.ensure_future(each) for each in (send_events(), _disconnected(receive), self._ending.wait())]
+        with _watched(self._channel):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            sent, *_ = await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ending.is_set():
+            with suppress(TimeoutError):
+                await send_in_time({"type": "http.response.body", "body": b""})
+        if isinstance(sent, TimeoutError):
+            _cut_off(scope)
+        elif isinstance(sent, Exception):
+            raise sent
 
     async def _events(self) -> AsyncIterator[str]:
-        channel, sent, trouble = self._channel, None, ""
-        if channel.content is not None and channel.content.digest == self._have:
-            sent = channel.content
+        channel, trouble = self._channel, ""
+        newest = channel.content
+        sent = newest if newest is not None and newest.digest == self._have else None
         # Something at once, so that the browser knows that the stream is open.
         yield ": open\n\n"
         while True:
             change = channel.next_change()
             now = channel.content
-            if now is not None and now is not sent:
+            if now is not None and (sent is None or now.digest != sent.digest):
                 yield f"event: change\ndata: {html.changes(sent, now)}\n\n"
                 sent = now
             if channel.trouble != trouble:
@@ -227,6 +234,11 @@ async def _too_many(_: Request, __: object) -> Response:
     return HTMLResponse(html.message_page("Too many pages", sentence), 503, {"Retry-After": "30"})
 
 
+async def _defect(_: Request, error: Exception) -> Response:
+    log.error("request_failed", exc_info=error)
+    return HTMLResponse(html.message_page("The page cannot be made", "The program's own output has more."), 500)
+
+
 class _Protocol(H11Protocol):
     """Connection with a limit on the time until its first request, and one that a stream can cut off."""
 
@@ -254,6 +266,17 @@ def _cut_off(scope: Scope) -> None:
         protocol.abort()
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, pages: Pages) -> None:
+        super().__init__(config)
+        self._pages = pages
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams have no end of their own.
+        self._pages.end_streams()
+        await super().shutdown(sockets)
+
+
 class LiveServer:
     """Serves a source at a socket that listens on a loopback address."""
 
@@ -261,7 +284,7 @@ class LiveServer:
         self._listener = listener
         self._pages = Pages(source)
         guard = Guard(self._pages.app, token, listener.getsockname()[1])
-        self._server = uvicorn.Server(_config_of(guard))
+        self._server = _Server(_config_of(guard), self._pages)
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM, or `stop`."""
@@ -284,10 +307,11 @@ def _config_of(app: Guard) -> uvicorn.Config:
         lifespan="off",
         access_log=False,
         log_config=None,
+        # It says nothing that a user could act on; `_defect` writes the rest.
+        log_level="critical",
         server_header=False,
         proxy_headers=False,
         limit_concurrency=_MOST_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 15,
-        # Streams have no end of their own.
         timeout_graceful_shutdown=1,
     )
