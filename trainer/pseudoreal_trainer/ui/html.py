@@ -42,8 +42,8 @@ class Content:
     """Name -> HTML."""
     order: Sequence[str] = ()
     """Names of the rows or figures, in order."""
-    charts: str = "[]"
-    """Points of the figures, as JSON."""
+    charts: str = ""
+    """Points of the figures, as JSON; empty: the page has no figures."""
     digest: str = field(init=False)
     """Equal for two contents that are the same."""
 
@@ -95,7 +95,8 @@ def changes(before: Content | None, now: Content) -> str:
     if before is None or before.order != now.order:
         change["order"] = [*now.order]
     # Points go as they are: they are JSON.
-    charts = f',"charts":{now.charts}' if before is None or before.charts != now.charts else ""
+    is_new = bool(now.charts) and (before is None or before.charts != now.charts)
+    charts = f',"charts":{now.charts}' if is_new else ""
     return f"{json.dumps(change, separators=(',', ':'))[:-1]}{charts}}}"
 
 
