@@ -1,5 +1,6 @@
 """The command `pseudoreal ui`."""
 
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +30,8 @@ def ui(cluster: ClusterOptions, folder: str | None, everywhere: bool, port: int)
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise CommandError(
-            f"port {port} of 127.0.0.1 cannot be used: {error.strerror}; choose another --port"
-        ) from error
+        reason = os.strerror(error.errno or 0)
+        raise CommandError(f"port {port} of 127.0.0.1 cannot be used: {reason}; choose another --port") from error
     token = new_token()
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={token}"
     click.echo(f"{source.labels.title}: {address}\nCtrl-C ends it.")

@@ -14,10 +14,10 @@ from pseudoreal_trainer.ui.folders import LocalRuns
 from pseudoreal_trainer.ui.view import Command, Listing, Row, Table
 
 from tests.support.browser import PHONE, Opened
+from tests.support.live_page import Live, Written, rows_of, served, source_of, view_of
 from tests.support.patience import wait_for
 from tests.unit.trainer.report.support.hostile import ATTACKS, hostile_job
 from tests.unit.trainer.report.support.jobs import entry, job, line, started, write_folder
-from tests.unit.trainer.ui.support.live import Live, Written, rows_of, served, source_of, view_of
 
 pytestmark = pytest.mark.browser
 

@@ -18,9 +18,9 @@ from pseudoreal_trainer.ui.access import Guard
 from pseudoreal_trainer.ui.folders import LocalRuns
 from pseudoreal_trainer.ui.view import Listing
 
+from tests.support.live_page import Live, Written, rows_of, served, source_of, view_of
 from tests.support.patience import wait_for
 from tests.unit.trainer.report.support.jobs import job, line, write_folder
-from tests.unit.trainer.ui.support.live import Live, Written, rows_of, served, source_of, view_of
 
 SAFE = {
     "x-frame-options": "DENY",
