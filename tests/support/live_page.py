@@ -3,7 +3,7 @@
 import http.client
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -122,8 +122,8 @@ def rows_of(count: int, state: str = "Training") -> list[Row]:
     ]
 
 
-def source_of(rows: Sequence[Row] = (), **jobs: Feed[JobView]) -> WrittenSource:
-    return WrittenSource(Written(Listing([*rows])), dict(jobs))
+def source_of(rows: Sequence[Row] = (), jobs: Mapping[str, Feed[JobView]] | None = None) -> WrittenSource:
+    return WrittenSource(Written(Listing([*rows])), {**(jobs or {})})
 
 
 def view_of(job: Job, **fields: object) -> JobView:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import structlog
 from pseudoreal.api import Api
 from pseudoreal.errors import ClientError
 from pseudoreal.observed_job import ObservedJob, one_line, share
@@ -21,7 +22,9 @@ MOST_JOBS = 5000
 _LOOK_SECONDS = 0.25
 """Seconds between two looks at the table."""
 _GONE = 410
-_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.5, 30.0
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 30.0
+
+log = structlog.get_logger()
 
 
 class JobTable:
@@ -31,6 +34,8 @@ class JobTable:
         self._api, self._namespace, self._tell = api, namespace, tell
         self._rows: dict[str, Row] = {}
         self._notice, self._left_out = "", False
+        self._position = ""
+        """Version of the last change; empty: list again."""
         self._lock = threading.Lock()
         self.version = 0
         """Number of changes so far; 0: the first list has neither come nor failed."""
@@ -46,23 +51,29 @@ class JobTable:
         return id in self._rows
 
     def _run(self) -> None:
-        failures, version = 0, ""
+        failures = 0
         while True:
             try:
-                version = version or self._list()
-                version = self._watch(version)
+                if not self._position:
+                    self._list()
+                self._watch()
                 failures = 0
             except ClientError as error:
+                failures += 1
                 if error.status == _GONE:
-                    # Changes were missed; list again.
-                    version = ""
-                    continue
-                version, failures = version if error.may_pass else "", failures + 1
-                self._say(f"The list may be old: {error.message}" if self._rows else error.message)
-                time.sleep(_pause(failures))
+                    self._position = ""  # changes were missed: list again
+                else:
+                    self._position = self._position if error.may_pass else ""
+                    self._say(f"The list may be old: {error.message}" if self._rows else error.message)
+            except Exception as error:
+                # An answer that no API server gives. The thread must not end: the list would stand still.
+                log.error("jobs_not_read", exc_info=error)
+                failures, self._position = failures + 1, ""
+                self._say(f"The list may be old: an answer of the cluster makes no sense ({type(error).__name__}).")
+            time.sleep(_pause(failures))
 
-    def _list(self) -> str:
-        """Replace all rows; return the version of the list."""
+    def _list(self) -> None:
+        """Replace all rows."""
         rows: dict[str, Row] = {}
         version, left_out = "", False
         for page in self._api.pages(KIND, self._namespace):
@@ -80,17 +91,17 @@ class JobTable:
             changed = {id for id, row in rows.items() if self._rows.get(id) != row}
             self._rows, self._left_out = rows, left_out
         self._note_change()
+        self._position = version
         for id in (*gone, *changed):
             self._tell(id)
-        return version
 
-    def _watch(self, version: str) -> str:
-        """Apply changes until the API server ends the watch; return the version of the last one."""
-        lines = self._api.watch_jobs(self._namespace, version)
+    def _watch(self) -> None:
+        """Apply changes until the API server ends the watch."""
+        lines = self._api.watch_jobs(self._namespace, self._position)
         self._say("")
         for line in lines:
             kind, body = self._api.event_of(line, self._namespace, "")
-            version = body["metadata"]["resourceVersion"]
+            self._position = body["metadata"]["resourceVersion"]
             if kind == "BOOKMARK":
                 continue
             row = _row(body)
@@ -103,7 +114,6 @@ class JobTable:
                     self._left_out = True
             self._note_change()
             self._tell(row.id)
-        return version
 
     def _say(self, notice: str) -> None:
         if notice != self._notice or not self.version:

@@ -305,7 +305,7 @@ def test_ten_thousand_steps_are_drawn_again_without_lag(browser: Browser, live: 
 def test_no_text_of_a_job_runs_or_loads_anything(attack: str, browser: Browser, config: Any) -> None:
     """As the page is first sent, and as a change of it."""
     shown = Written(view_of(job([line(1)])))
-    source = source_of(**{attack: shown})
+    source = source_of(jobs={attack: shown})
     source.rows.content = Listing([Row(attack, *([attack] * 9))], [attack])
     with served(source) as live:
         found = opened(browser, live)
@@ -372,7 +372,7 @@ def test_another_page_in_the_browser_can_neither_read_nor_frame_this_one(browser
 
 def test_a_job_that_is_deleted_stays_on_its_page(browser: Browser) -> None:
     shown = Written(view_of(job([line(1), line(2)])))
-    with served(source_of(rows_of(2), **{"team/job-1": shown})) as live:
+    with served(source_of(rows_of(2), {"team/job-1": shown})) as live:
         found = opened(browser, live, "job-1")
         shown.write(dataclasses.replace(shown.content, is_gone=True, state="Deleted"))
         wait_for("it is said", lambda: found.page.get_by_role("alert").count() == 1)
@@ -384,7 +384,7 @@ def test_a_command_is_copied_as_text(browser: Browser) -> None:
     shown = Written(
         view_of(job([line(1)]), commands=[Command("Stop", "pseudoreal suspend 'a b' -n team", "it is over")])
     )
-    with served(source_of(rows_of(2), **{"team/job-1": shown})) as live:
+    with served(source_of(rows_of(2), {"team/job-1": shown})) as live:
         found = opened(browser, live, "job-1", permissions=["clipboard-read", "clipboard-write"])
         found.page.get_by_role("button", name="Copy: Stop").click()
         wait_for("Copied", lambda: found.page.get_by_text("Copied").count() == 1)
@@ -405,7 +405,7 @@ def test_no_page_is_wider_than_the_screen(size: dict[str, Any], browser: Browser
         )
     )
     rows = [*rows_of(3), Row("x", long, long, long, long, long, long, long, long, long)]
-    with served(source_of(rows, **{"team/job-1": shown})) as live:
+    with served(source_of(rows, {"team/job-1": shown})) as live:
         page = opened(browser, live, **size).page
         assert page.evaluate("document.documentElement.scrollWidth") <= size["viewport"]["width"]
         page = opened(browser, live, "job-1", **size).page
@@ -414,7 +414,7 @@ def test_no_page_is_wider_than_the_screen(size: dict[str, Any], browser: Browser
 
 def test_without_scripts_the_page_shows_everything_and_says_that_it_stands_still(browser: Browser) -> None:
     shown = Written(view_of(job([line(1), line(2)])))
-    with served(source_of(rows_of(2), **{"team/job-1": shown})) as live:
+    with served(source_of(rows_of(2), {"team/job-1": shown})) as live:
         page = browser.new_context(java_script_enabled=False).new_page()
         page.goto(live.url)
         assert page.get_by_text("Without scripts this page does not change by itself").is_visible()

@@ -34,7 +34,7 @@ SAFE = {
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
     shown = Written(view_of(job([line(1), line(2)])))
-    with served(source_of(rows_of(3), **{"team/job-1": shown})) as live:
+    with served(source_of(rows_of(3), {"team/job-1": shown})) as live:
         yield live
 
 
@@ -115,9 +115,9 @@ def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_port_is_that_of_loopback_alone(live: Live) -> None:
     own = [
-        address
+        str(address)
         for *_, (address, *_) in socket.getaddrinfo(socket.gethostname(), live.port, type=socket.SOCK_STREAM)
-        if not address.startswith("127.") and address != "::1"
+        if not str(address).startswith("127.") and address != "::1"
     ]
     for address in own:
         with pytest.raises(OSError, match=r"refused|unreachable"):
@@ -204,9 +204,12 @@ def test_a_read_that_hangs_stops_neither_other_pages_nor_the_program(monkeypatch
             released.wait()
         return view_of(job([line(1)]))
 
+    def wait() -> None:
+        released.wait()
+
     known = Written(view_of(job([line(1)])), in_place=read)
-    unknown = Written(view_of(job([line(1)])), in_place=lambda: released.wait() and None)
-    with served(source_of(rows_of(2), known=known, unknown=unknown)) as live:
+    unknown = Written(view_of(job([line(1)])), in_place=wait)
+    with served(source_of(rows_of(2), {"known": known, "unknown": unknown})) as live:
         stream = events(live, "/events/job/known")
         assert next(stream)[0] == "change"
         hangs.set()
@@ -254,7 +257,7 @@ def test_a_defect_in_one_page_is_said_and_leaves_the_others() -> None:
         raise ZeroDivisionError("x")
 
     broken = Written(view_of(job([line(1)])), in_place=read)
-    with served(source_of(rows_of(1), broken=broken)) as live:
+    with served(source_of(rows_of(1), {"broken": broken})) as live:
         answer = live.ask("/job/broken", **live.cookie)
         assert answer.status == 503
         assert "The page cannot be made (ZeroDivisionError)" in answer.read().decode()
@@ -271,7 +274,12 @@ def test_a_browser_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch
     source.rows.wait = lambda: time.sleep(0.02)  # type: ignore[method-assign]
     cut: list[object] = []
     real = server_module._cut_off
-    monkeypatch.setattr(server_module, "_cut_off", lambda scope: (cut.append(scope), real(scope)))
+
+    def cut_off(scope: Any) -> None:
+        cut.append(scope)
+        real(scope)
+
+    monkeypatch.setattr(server_module, "_cut_off", cut_off)
     with served(source, 1 << 14) as live, socket.create_connection(("127.0.0.1", live.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         request = f"GET /events/list HTTP/1.1\r\nHost: localhost\r\nCookie: {live.cookie['Cookie']}\r\n\r\n"
@@ -298,7 +306,7 @@ def test_no_more_jobs_are_followed_than_the_bound(monkeypatch: pytest.MonkeyPatc
     """Jobs that nobody looks at make room; while all are looked at, one more is refused."""
     monkeypatch.setattr(channels_module.Channels.__init__, "__defaults__", (4,))
     jobs = {f"job{number}": Written(view_of(job([line(1)]))) for number in range(6)}
-    with served(source_of(rows_of(1), **jobs)) as live:
+    with served(source_of(rows_of(1), jobs)) as live:
         for name in jobs:
             assert live.ask(f"/job/{name}", **live.cookie).status == 200
         assert sum(each.is_closed for each in jobs.values()) >= 2
@@ -314,7 +322,7 @@ def test_no_more_jobs_are_followed_than_the_bound(monkeypatch: pytest.MonkeyPatc
 def test_a_job_that_nobody_looks_at_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels_module, "IDLE_SECONDS", 0.1)
     one = Written(view_of(job([line(1)])))
-    with served(source_of(rows_of(1), one=one)) as live:
+    with served(source_of(rows_of(1), {"one": one})) as live:
         stream = events(live, "/events/job/one")
         next(stream)
         time.sleep(0.3)
