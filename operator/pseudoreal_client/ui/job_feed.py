@@ -164,7 +164,9 @@ class _Figures:
     def job(self, job: ObservedJob) -> Job:
         steps = self._collector.steps()
         where = f"the cluster: {job.name} in namespace {job.namespace}"
-        files = JobFiles(where, steps, notices=[_FROM_LOGS, *_elsewhere(job)], configs=self._configs_of(job))
+        files = JobFiles(
+            where, steps, notices=[_FROM_LOGS, *_elsewhere(job)], configs=self._configs_of(job), has_checkpoints=False
+        )
         found = jobs_of([files])[0]
         restarts = [replace(restart, cause=_OF_FAULTS) for restart in found.restarts]
         return replace(found, name=job.name, label=job.name, uid=job.uid, restarts=restarts)

@@ -117,6 +117,7 @@ def test_the_page_of_a_job_shows_describe_figures_and_commands_live(
     # The plans of the phases follow from the spec, and the page says what it lacks.
     assert page.locator("#plans svg").count() == 2
     assert "which this page does not read" in now.inner_text()
+    assert "The checkpoints are not read here." in page.locator("#checkpoints").inner_text()
     commands = page.locator("#commands")
     where = f"llm -n {cluster.namespace} --kubeconfig {terminal.kubeconfig}"
     assert f"pseudoreal suspend {where}" in commands.inner_text()

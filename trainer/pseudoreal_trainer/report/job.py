@@ -21,7 +21,7 @@ from pseudoreal_trainer.report.phases import (
 from pseudoreal_trainer.report.reading import JobFiles
 from pseudoreal_trainer.report.restarts import Restart, Run, restarts_of, runs_of
 from pseudoreal_trainer.report.step_plan import StepPicture, step_picture
-from pseudoreal_trainer.report.steps import Steps
+from pseudoreal_trainer.report.steps import Steps, read_steps
 from pseudoreal_trainer.runtime.history import HistoryEntry
 
 _MOST_PICTURES = 8
@@ -45,6 +45,8 @@ class Job:
     without_picture: Sequence[str]
     """Names of phases whose configuration is known, but whose plan is not drawn."""
     lineage: Lineage
+    has_checkpoints: bool
+    """Whether the checkpoints were read."""
     runs: Sequence[Run]
     restarts: Sequence[Restart]
     notices: Sequence[str]
@@ -85,7 +87,8 @@ def _job(files: JobFiles, name: str, label: str) -> Job:
         on_gpu=any(device_of(config, steps) == "accelerator" for config in configs) or steps.has("device_bytes"),
         pictures=[picture for picture in pictures.values() if picture is not None],
         without_picture=[config.phase for config in configs if pictures.get(config.phase) is None],
-        lineage=lineage_of(files.checkpoints, steps),
+        lineage=lineage_of(files.checkpoints, steps if files.has_checkpoints else read_steps([])),
+        has_checkpoints=files.has_checkpoints,
         runs=runs_of(files.history),
         restarts=restarts_of(files.history, steps),
         notices=files.notices,

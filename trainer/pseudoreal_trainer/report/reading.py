@@ -48,6 +48,8 @@ class JobFiles:
     notices: list[str] = field(default_factory=list)
     configs: Sequence[PhaseConfig] = ()
     """Configurations of phases that are known otherwise than from the history."""
+    has_checkpoints: bool = True
+    """Whether the checkpoints were read; else they are where the page does not look."""
 
 
 USUAL_BOUNDS = Bounds()
