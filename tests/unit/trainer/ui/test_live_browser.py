@@ -14,6 +14,7 @@ from pseudoreal_trainer.ui.folders import LocalRuns
 from pseudoreal_trainer.ui.view import Command, Listing, Row, Table
 
 from tests.support.browser import PHONE, Opened
+from tests.support.depth import DEPTH
 from tests.support.live_page import Live, Written, rows_of, served, source_of, view_of
 from tests.support.patience import wait_for
 from tests.unit.trainer.report.support.hostile import ATTACKS, hostile_job
@@ -301,7 +302,7 @@ def test_ten_thousand_steps_are_drawn_again_without_lag(browser: Browser, live: 
     assert found.errors == []
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", DEPTH.of(ATTACKS[::2], ATTACKS))
 def test_no_text_of_a_job_runs_or_loads_anything(attack: str, browser: Browser, config: Any) -> None:
     """As the page is first sent, and as a change of it."""
     shown = Written(view_of(job([line(1)])))
