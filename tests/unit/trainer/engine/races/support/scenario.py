@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.unit.trainer.engine.races.support.detector import Race
 from tests.unit.trainer.engine.races.support.emulation import Emulation
 from tests.unit.trainer.engine.races.support.machine import CPU, Machine
-from tests.unit.trainer.engine.races.support.network import Network
+from tests.unit.trainer.engine.races.support.recording import RecordingMachine, RecordingNetwork
 from tests.unit.trainer.engine.races.support.sites import Site
 from tests.unit.trainer.engine.support import running
 from tests.unit.trainer.engine.support.cases import RATE, Case
@@ -85,8 +85,8 @@ class _Sink:
 
 def run(scenario: Scenario, folder: Path, removed: Site | None = None) -> Outcome:
     """Run a scenario. `removed`: wait that orders nothing in this run, which ends with the step of the first race."""
-    machine = Machine(scenario.device, removed)
-    emulation = Emulation(machine, Network(machine, scenario.world))
+    machine = RecordingMachine(scenario.device, removed)
+    emulation = Emulation(machine, RecordingNetwork(machine, scenario.world))
     losses: list[list[float]] = [[] for _ in range(scenario.world)]
     threads = torch.get_num_threads()
     torch.set_num_threads(scenario.threads)
