@@ -40,6 +40,8 @@ class Part:
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+    moved: Callable[[], None] = lambda: None
+    """Called once the outputs are written."""
 
 
 Movement = Callable[[Sequence[Part]], None]
@@ -72,6 +74,8 @@ class Transfer:
         """Move the data. Inputs and outputs of a rank may overlap."""
         parts = [self.parts[rank] for rank in self.ranks]
         self.movement([Part([one.clone() for one in part.inputs], part.outputs) for part in parts])
+        for part in parts:
+            part.moved()
         # A rank must not keep the memory of another rank.
         self.parts.clear()
 

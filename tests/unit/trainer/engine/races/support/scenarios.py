@@ -100,37 +100,44 @@ _ON_CPUS = (
 )
 
 
-def _overwrite_while_reloading(machine: Machine, _: Path) -> None:
+def _overwrite_while_reloading(machine: Machine, _: Path) -> list[float]:
     """Stash an input into the buffer from which another input is being reloaded."""
     device = machine.rank.device
     offload = ActivationOffload(machine.streams(device), Trace(0), PinnedMemory(device), device)
     offload.prepare(1, 4, torch.float32)
     offload.stash(Stash(1, 0), torch.ones(1, 2, 2, device=device))
     offload.unstash(Unstash(1, 0))
-    offload.stash(Stash(1, 1), torch.ones(1, 2, 2, device=device))
-    offload.take_reloaded((1, 0))
+    offload.stash(Stash(1, 1), torch.zeros(1, 2, 2, device=device))
+    reloaded = offload.take_reloaded((1, 0))
+    assert reloaded is not None, "the input was reloaded"
+    numbers: list[float] = reloaded.flatten().tolist()
     offload.finish()
     offload.close()
+    return numbers
 
 
-def _free_while_copying(machine: Machine, _: Path) -> None:
+def _free_while_copying(machine: Machine, _: Path) -> list[float]:
     """Free pinned memory from which a copy to the device is in flight."""
     device = machine.rank.device
     block = Block(64, PinnedMemory(device))
-    torch.empty(64, dtype=torch.uint8, device=device).copy_(block.memory, non_blocking=True)
+    copy = torch.empty(64, dtype=torch.uint8, device=device).copy_(block.memory, non_blocking=True)
     block.close()
+    numbers: list[float] = copy.tolist()
+    return numbers
 
 
-def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> None:
+def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> list[float]:
     """Fetch experts into the slot of other experts, after a block was fetched and dropped."""
     case = replace(SEVERAL_RANKS["shards of groups"], expert_groups=1, window=1)
     engine = running.make_engine(case, Ranks(machine.rank.number, case.world, machine.rank.device), folder)
     copies = engine._executor._copies
     (block, experts), (_, other_experts) = map(case.layout.units_of, (1, 2))
+    numbers: list[float] = []
     for unit in (experts, block, other_experts):
         copies.fetch(Fetch(unit))
         copies.drop(Drop(unit))
     engine.close()
+    return numbers
 
 
 _CASES = ONE_RANK | SEVERAL_RANKS | ELASTIC
