@@ -533,11 +533,12 @@ class LateMachine(Machine):
 
     def _launch_kernel(self, call: Call, label: str, made: Sequence[Tensor]) -> None:
         """Launch a kernel that writes to the tensors in `made`, or to its arguments."""
-        args, kwargs = self._arguments_of(call)
+        # The entry must not keep the call, whose tensors would then live until it is executed.
+        function, (args, kwargs) = call.function, self._arguments_of(call)
         targets, written = [self.alias(tensor) for tensor in made], self.writing([*made, *call.writes])
 
         def work() -> None:
-            found = call.function(*args, **kwargs)
+            found = function(*args, **kwargs)
             for target, source in zip(targets, tensors_of(found), strict=False):
                 target.copy_(source)
             written()
