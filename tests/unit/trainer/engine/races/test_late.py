@@ -160,6 +160,7 @@ def test_freed_memory_is_lost(is_right: bool) -> None:
         if is_right:
             synchronize(copied)
         del vector
+        torch.ones(200, device=streams.device)
         synchronize(streams.record_event())
         synchronize(copied)
         numbers: list[float] = memory.tolist()
@@ -212,6 +213,27 @@ def test_memory_is_filled_by_another_stream_that_waits_for_its_own() -> None:
             filled = streams.record_event()
         streams.wait_event(filled)
         numbers: list[float] = vector.tolist()
+        return numbers
+
+    assert all(_are_right(program, [1.0, 1.0]))
+
+
+def test_memory_may_be_used_until_the_next_allocation_on_its_stream() -> None:
+    """The stream waits for the reader of the memory only before it allocates."""
+
+    def program(streams: Streams, _: int) -> list[float]:
+        memory = PinnedMemory(streams.device).allocate(_bytes(2)).view(torch.float32)
+        vector = torch.ones(2, device=streams.device)
+        computed = streams.record_event()
+        with streams.on(Stream.COPY_OUT):
+            streams.wait_event(computed)
+            memory.copy_(vector, non_blocking=True)
+            copied = streams.record_event()
+        del vector
+        streams.wait_event(copied)
+        torch.ones(2, device=streams.device)
+        synchronize(streams.record_event())
+        numbers: list[float] = memory.tolist()
         return numbers
 
     assert all(_are_right(program, [1.0, 1.0]))

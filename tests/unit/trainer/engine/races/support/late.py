@@ -9,8 +9,9 @@ the order that it needs:
 - A *schedule* chooses which of the entries that can be executed are, after each launch. Everything else is executed
   when a thread waits for it: an event, a value, a blocking copy, the whole device.
 - A copy to or from pinned memory reads or writes that memory when it is executed; the thread may have changed it.
-- Memory of the device that is freed is overwritten with 0xFF (NaN, or -1), in the order of the stream on which it was
-  allocated, and goes to the next tensor of that stream which fits. New memory holds the same bytes.
+- Memory of the device that is freed goes to the next tensor that is allocated on the same stream and fits. Whichever
+  tensor is allocated there next, that stream then overwrites all memory that was freed since the last allocation with
+  0xFF (NaN, or -1): the allocator might have given any of it away. New memory holds the same bytes.
 - `queues` hardware queues serve all streams of a device. Streams that share a queue wait for each other. If nothing can
   be executed while a thread waits, and nothing is launched for `patience` seconds, the run ends with `Stuck`, which
   says what heads each queue and what it waits for.
@@ -206,7 +207,9 @@ class _Memory:
         self.array = self.content.numpy()
 
     def poison(self) -> None:
-        self.content.fill_(POISON)
+        # The next owner may already have written on another stream, which the device allows.
+        if self.owner is None or not self.owner.is_written:
+            self.content.fill_(POISON)
 
 
 @dataclass(eq=False)
@@ -216,7 +219,6 @@ class _Allocation:
     memory: _Memory
     rank: int
     stream: str
-    queue: _Queue
     size: int
     """Size in bytes, as torch's allocator counts it."""
     is_written: bool = False
@@ -275,6 +277,8 @@ class LateMachine(Machine):
     """Address of a tensor's memory -> its allocation on a device."""
     _free: dict[tuple[int, str], dict[int, list[_Memory]]] = field(default_factory=dict)
     """(rank, stream) -> bytes -> free memory, newest last."""
+    _unpoisoned: dict[tuple[int, str], list[_Memory]] = field(default_factory=dict)
+    """(rank, stream) -> memory that was freed since the last allocation."""
     _allocated: dict[int, int] = field(default_factory=dict)
     """Rank -> bytes that are allocated on its device."""
     _results: dict[Any, Any] = field(default_factory=dict)
@@ -457,8 +461,9 @@ class LateMachine(Machine):
             return torch.empty_strided(result.size, result.stride, dtype=result.dtype)
         rank, stream = self.rank.number, self.thread.stream
         rounded = -(-size // _ROUNDING) * _ROUNDING
+        self._poison_freed(rank, stream)
         memory = self._take(rank, stream, rounded)
-        allocation = memory.owner = _Allocation(memory, rank, stream, self._queue(stream), rounded)
+        allocation = memory.owner = _Allocation(memory, rank, stream, rounded)
         self._allocated[rank] = self._allocated.get(rank, 0) + rounded
         self.peaks[rank] = max(self.peaks.get(rank, 0), self._allocated[rank])
         # A storage of its own, which shares the memory: its end is the end of the allocation, though work that is
@@ -480,15 +485,16 @@ class LateMachine(Machine):
                 return
             del self._allocations[address]
             self._allocated[allocation.rank] -= allocation.size
-            memory, memory.owner = allocation.memory, None
+            allocation.memory.owner = None
+            of_stream = allocation.rank, allocation.stream
+            self._free[of_stream].setdefault(len(allocation.memory.array), []).append(allocation.memory)
+            self._unpoisoned.setdefault(of_stream, []).append(allocation.memory)
 
-            def poison() -> None:
-                # The next owner may already have written on another stream, which the device allows.
-                if memory.owner is None or not memory.owner.is_written:
-                    memory.poison()
-
-            self._append(Entry("the end of a tensor", allocation.stream, allocation.queue, poison))
-            self._free[allocation.rank, allocation.stream].setdefault(len(memory.array), []).append(memory)
+    def _poison_freed(self, rank: int, stream: str) -> None:
+        """Overwrite all memory of the stream that was freed since its last allocation: the allocator may give any of it
+        to the next tensor, whose first writer may be the stream itself, at once."""
+        for memory in self._unpoisoned.pop((rank, stream), ()):
+            self._append(Entry("memory that was freed", stream, self._queue(stream), memory.poison))
 
     def alias(self, tensor: Tensor) -> Tensor:
         """Return the tensor for an entry: it shares the memory of a tensor on the device, but does not keep it."""

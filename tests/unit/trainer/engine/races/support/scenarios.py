@@ -132,10 +132,11 @@ def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> lis
     engine = running.make_engine(case, Ranks(machine.rank.number, case.world, machine.rank.device), folder)
     copies = engine._executor._copies
     (block, experts), (_, other_experts) = map(case.layout.units_of, (1, 2))
-    numbers: list[float] = []
     for unit in (experts, block, other_experts):
         copies.fetch(Fetch(unit))
         copies.drop(Drop(unit))
+    slots = [slot for of_pool in engine._executor._copies._store.window.values() for slot in of_pool]
+    numbers = [float(slot.sum()) for slot in slots]
     engine.close()
     return numbers
 
