@@ -1,5 +1,5 @@
 """The engine on a device that executes late: whatever the order, the numbers are those of the same run on the CPU, to
-the bit; and without a wait, some order shows it."""
+the bit. Without any of its waits, some order shows it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from pseudoreal_trainer.engine.ranks.streams import Stream
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine.races.support.accounted import FOUND, NOT_SEEN_LATE
+from tests.unit.trainer.engine.races.support.accounted import FOUND
 from tests.unit.trainer.engine.races.support.late import Drawn, Latest, Schedule, Starving, Stuck
 from tests.unit.trainer.engine.races.support.machine import COMPUTE
 from tests.unit.trainer.engine.races.support.scenario import Late, Numbers, Outcome, TrainedCase, run
@@ -41,12 +41,13 @@ def _schedules(name: str) -> list[Schedule]:
 
 @cache
 def _on_the_cpu(name: str) -> list[Numbers]:
-    """Return the numbers of a scenario on the CPU, or, for programs that need a device, on one that executes at
-    once."""
+    """Return the numbers of a scenario on ranks on the CPU. A device has other kernels for norms, and some scenarios
+    use a device themselves: for these, return the numbers of a device whose work is done, on the CPU, when it is
+    launched."""
     scenario = SCENARIOS[name]
+    if isinstance(scenario, TrainedCase) and scenario.case.clipping == "None":
+        scenario = replace(scenario, device="cpu")
     with TemporaryDirectory() as folder:
-        if isinstance(scenario, TrainedCase):
-            scenario = replace(scenario, device="cpu")
         return run(scenario, Path(folder)).numbers
 
 
@@ -58,7 +59,7 @@ def test_a_device_that_executes_late_computes_the_bits_of_the_cpu(name: str, tmp
         assert outcome.numbers == _on_the_cpu(name), schedule.name
 
 
-@pytest.mark.parametrize("site", DEPTH.of(LOST_IN_EACH_RUN, [site for site in FOUND if site not in NOT_SEEN_LATE]), ids=str)
+@pytest.mark.parametrize("site", DEPTH.of(LOST_IN_EACH_RUN, FOUND), ids=str)
 def test_some_schedule_shows_that_a_wait_is_missing(site: Site, tmp_path: Path) -> None:
     name = FOUND[site]
     for number, schedule in enumerate(_adverse_schedules()):
@@ -86,10 +87,13 @@ def _is_wrong(outcome: Outcome, name: str) -> bool:
 def test_too_few_hardware_queues_change_no_bit_and_end_the_run_if_ranks_wait_for_each_other(
     name: str, queues: int, tmp_path: Path
 ) -> None:
+    report = ""
     try:
-        outcome = run(SCENARIOS[name], tmp_path, late=Late(Latest(), queues, patience=5))
+        outcome = run(SCENARIOS[name], tmp_path, late=Late(Latest(), queues, patience=10))
     except Stuck as stuck:
-        assert "waits for other ranks" in str(stuck) or "have not launched it" in str(stuck)
+        report = str(stuck)
+    if report:
+        assert "waits for other ranks" in report or "have not launched it" in report
     else:
         assert outcome.numbers == _on_the_cpu(name)
 

@@ -12,6 +12,7 @@ import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.engine_state import UnitState
+from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -89,6 +90,8 @@ class Numbers:
     """Numbers that a scenario computes on one rank."""
 
     losses: list[float] = field(default_factory=list)
+    """[steps]"""
+    agreements: list[Agreement] = field(default_factory=list)
     """[steps]"""
     others: list[float] = field(default_factory=list)
     """Losses of evaluations, or numbers of a component."""
@@ -200,6 +203,7 @@ def _step(engine: Engine, case: Case, step: int, numbers: Numbers) -> None:
     agreement = engine.train(_batch(engine, case, step), training, step, probe)
     if probe is not None:
         numbers.measured.append(probe.result())
+    numbers.agreements.append(agreement)
     numbers.losses.append(agreement.loss_sum / targets)
 
 
