@@ -313,8 +313,7 @@ class LateMachine(Machine):
     def end(self) -> None:
         """Execute what is left after the last thread has ended."""
         with self._changed, self.internally():
-            while (entry := next(self._ready(), None)) is not None:
-                self._execute(entry)
+            self._execute_ready()
             self._is_over = True
             if any(queue.entries for queue in self._queues.values()):
                 raise Stuck(f"work is left that never can be executed\n{self._report()}")
@@ -379,7 +378,7 @@ class LateMachine(Machine):
                     self._execute(needed)
                 elif self._has_failed:
                     raise RuntimeError("another rank has failed")
-                elif not self._wait_for_launch(launches, entry):
+                elif not self._wait_for_launch(launches, entry) and not self._execute_ready():
                     raise Stuck(f"{entry.label} on {entry.stream} never can be executed\n{self._report()}")
 
     def _wait_for_launch(self, launches: int, entry: Entry) -> bool:
@@ -398,6 +397,13 @@ class LateMachine(Machine):
         for queue in [*self._queues.values()]:
             if queue.entries and queue.entries[0].can_run:
                 yield queue.entries[0]
+
+    def _execute_ready(self) -> bool:
+        """Execute everything that can be executed. Return whether there was something."""
+        before = self.executed
+        while (entry := next(self._ready(), None)) is not None:
+            self._execute(entry)
+        return self.executed > before
 
     def _needed_by(self, entry: Entry) -> Entry | None:
         """Return an entry that can be executed and that `entry` waits for."""

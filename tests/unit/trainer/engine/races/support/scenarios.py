@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload
+from pseudoreal_trainer.engine.passes import TokenBuffer
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import Block, PinnedMemory
@@ -116,6 +117,19 @@ def _overwrite_while_reloading(machine: Machine, _: Path) -> list[float]:
     return numbers
 
 
+def _replace_tokens_while_copying(machine: Machine, _: Path) -> list[float]:
+    """Prepare the tokens of a run while those of the previous one are copied to the device."""
+    device = machine.rank.device
+    buffer = TokenBuffer(machine.streams(device), device, PinnedMemory(device))
+    copies = []
+    for run in range(2):
+        buffer.prepare([(1, 2)])
+        copies.append(buffer.to_device(torch.full((1, 3), run)))
+    numbers: list[float] = [copy.sum().item() for copy in copies]
+    buffer.close()
+    return numbers
+
+
 def _free_while_copying(machine: Machine, _: Path) -> list[float]:
     """Free pinned memory from which a copy to the device is in flight."""
     device = machine.rank.device
@@ -149,6 +163,7 @@ SCENARIOS: dict[str, Scenario] = {
     "trace": TrainedCase(ONE_RANK["host"], traces=True),
     "state is set": TrainedCase(ONE_RANK["device"], sets_state=True),
     "an input is overwritten while it is reloaded": Component(_overwrite_while_reloading),
+    "tokens are replaced while they are copied": Component(_replace_tokens_while_copying),
     "memory is freed while it is copied": Component(_free_while_copying),
     "a fetch after a drop of the other pool": Component(_fetch_after_a_drop_of_the_other_pool, world=2),
 }
