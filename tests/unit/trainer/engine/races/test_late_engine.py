@@ -18,7 +18,7 @@ from tests.unit.trainer.engine.races.support.scenario import Late, Numbers, Outc
 from tests.unit.trainer.engine.races.support.scenarios import SCENARIOS, SEVERAL_RANKS
 from tests.unit.trainer.engine.races.support.sites import Site
 
-STREAMS = (COMPUTE, *(stream.value for stream in Stream), "group")
+STREAMS = (*(stream.value for stream in reversed(Stream)), COMPUTE, "group")
 """Streams of a rank; `group` are those of process groups."""
 SAMPLE: dict[str, Schedule] = {
     "all homes, clipped by unit": Latest(),
@@ -27,9 +27,7 @@ SAMPLE: dict[str, Schedule] = {
     "pipeline": Drawn(2),
     "replicas of shards, on CPUs": Latest(),
 }
-LOST_IN_EACH_RUN = {
-    site: name for site, name in FOUND.items() if name in ("device", "tokens are replaced while they are copied")
-}
+LOSTLOST_IN_EACH_RUN = [site for site in FOUND if site.file in ("engine/state/snapshot.py", "engine/passes.py")]
 """Waits whose removal is tried in every run."""
 
 
@@ -74,9 +72,9 @@ def test_some_schedule_shows_that_a_wait_is_missing(site: Site, tmp_path: Path) 
 
 
 def _adverse_schedules() -> Iterator[Schedule]:
-    yield from (Latest(), Drawn(1), Drawn(2))
+    yield Latest()
     yield from map(Starving, STREAMS)
-    yield from map(Drawn, range(3, 6))
+    yield from map(Drawn, range(6))
 
 
 def _is_wrong(outcome: Outcome, name: str) -> bool:
