@@ -27,7 +27,7 @@ SAMPLE: dict[str, Schedule] = {
     "pipeline": Drawn(2),
     "replicas of shards, on CPUs": Latest(),
 }
-LOSTLOST_IN_EACH_RUN = [site for site in FOUND if site.file in ("engine/state/snapshot.py", "engine/passes.py")]
+LOST_IN_EACH_RUN = [site for site in FOUND if site.file in ("engine/state/snapshot.py", "engine/passes.py")]
 """Waits whose removal is tried in every run."""
 
 
