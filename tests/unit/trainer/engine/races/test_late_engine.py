@@ -25,7 +25,7 @@ SAMPLE: dict[str, Schedule] = {
     "offloaded activations, 1F1B": Drawn(1),
     "groups over ranks": Starving(Stream.COPY_IN.value),
     "pipeline": Drawn(2),
-    "replicas of shards, on CPUs": Latest(),
+    "1F1B, on CPUs": Latest(),
 }
 LOST_IN_EACH_RUN = [site for site in FOUND if site.file in ("engine/state/snapshot.py", "engine/passes.py")]
 """Waits whose removal is tried in every run."""
