@@ -147,9 +147,9 @@ site-version: .venv-site/ready ## Commit the site as a version to a branch, SITE
 
 # MARKS cuts parts away, for instance MARKS='not e2e'.
 .PHONY: test test-deep test-unit test-integration test-minors test-chaos test-e2e test-faults test-gpu
-test: venv corpus ## All tests: unit, real API server, real cluster
+test: venv corpus .venv-site/ready ## All tests: unit, real API server, real cluster
 	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
-test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
+test-deep: venv corpus .venv-site/ready ## The same with all that is long, full budgets and new random seeds (three hours)
 	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: .venv-run/tests ## The tests that need Python, the packages of `make run` and of the operator, and pytest; the others skip with a sentence
 	$(RUN)/python -m pytest tests/unit

@@ -1,7 +1,8 @@
 """Outputs of `pseudoreal` in the tutorials: `python -m tests.outputs` runs the commands and writes what they print.
 
-The command of an output is the one that the page shows last before it, with or without `grep`. Files of the command are found from the repository. `job.yaml` is the file
-that the page tells its reader to write: a copy of an example, whose phases are the newest YAML block before the command.
+The command of an output is the one that the page shows last before it, with or without `grep`. It runs where the
+examples are. `job.yaml` is the file that the page tells its reader to write: a copy of an example, whose phases are the
+newest YAML block before the command.
 """
 
 import os
@@ -46,7 +47,8 @@ def _written(match: re.Match[str], before: str) -> str:
     if pattern:
         lines = [line for line in lines if re.search(pattern, line)]
     assert lines, f"pseudoreal {' '.join(words)} prints lines with {pattern}"
-    return match["head"] + "```text\n" + "\n".join(lines) + "\n```\n" + match["end"]
+    text = "\n".join(lines)
+    return f"{match['head']}```text\n{text}\n```\n{match['end']}"
 
 
 def _job(before: str) -> str:

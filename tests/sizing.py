@@ -1,5 +1,5 @@
-"""Needs of models of 1 B to 10 T parameters on different numbers of GPUs: `python -m tests.sizing` plans them and writes
-the tables of docs/sizing.md."""
+"""Needs of models of 1 B to 10 T parameters on different numbers of GPUs: `python -m tests.sizing` plans them, and
+writes the tables of docs/sizing.md."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,16 @@ _TABLE = re.compile(
     r"(?P<head><!-- (?P<name>\w+): written by python -m tests\.sizing -->\n).*?(?P<end><!-- end of )", re.S
 )
 _HEADS = (
-    *("GPUs", "phase", "parameters", "inputs of blocks", "sequences at a time", "state, of a GPU", "on a GPU, at most", "host of a rank"),
+    *(
+        "GPUs",
+        "phase",
+        "parameters",
+        "inputs of blocks",
+        "sequences at a time",
+        "state, of a GPU",
+        "on a GPU, at most",
+        "host of a rank",
+    ),
     *("s a step", "tokens/s", "days for 100 B tokens", "fits"),
 )
 _TOKENS = 100e9

@@ -11,7 +11,7 @@ import griffe
 _EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
-class Doctests(griffe.Extension):
+class Doctests(griffe.Extension):  # type: ignore[misc]
     """Puts each example of a docstring into a fence."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs for `make site`: the documents as GitHub shows them, and the files of the repository that they link to.
+"""Hooks of MkDocs for `make site`: the documents as GitHub shows them, and the files of the repository that they name.
 
 MkDocs loads this file in an environment that has MkDocs and none of this project's packages. The site has a page for
 each document in docs/, and one below `repository/` for each file elsewhere that a document links to: a document as it
@@ -83,7 +83,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file outside docs/ that a document links to, and the script with which search works offline."""
+    """Add a page for each file outside docs/ that a document links to, and the script for search without a server."""
     open_documents = [_DOCUMENTS / file.src_uri for file in files.documentation_pages()]
     while open_documents:
         document = open_documents.pop()
@@ -132,33 +132,30 @@ def with_deep_lists(markdown: str) -> str:
     """
     lines: list[str] = []
     levels: list[int] = []  # columns at which the contents of the open items begin
+    has_parts = False  # whether an open item has an empty line, and so several paragraphs or blocks
     fence = ""
     for line in markdown.splitlines():
         if not line.strip():
             lines.append("")
+            has_parts = has_parts or bool(levels)
             continue
         indent = len(line) - len(line.lstrip())
         item = None if fence else _ITEM.match(line)
-        if not fence:
-            follows_text = bool(lines) and bool(lines[-1].strip())
-            # A line that continues a paragraph may stand further left than the item that it belongs to.
-            if item or not follows_text:
-                while levels and indent < levels[-1]:
-                    levels.pop()
-            if item and follows_text and not _is_item_or_inside(lines[-1], len(levels)):
+        follows_text = bool(lines) and bool(lines[-1].strip())
+        # A line that continues a paragraph may stand further left than the item that it belongs to.
+        if item or not (fence or follows_text):
+            is_inside = bool(levels)
+            while levels and indent < levels[-1]:
+                levels.pop()
+            if item and follows_text and (has_parts or not is_inside):
                 lines.append("")
-        depth = len(levels)
+            has_parts = has_parts and bool(levels)
         base = levels[-1] if levels else 0
-        lines.append(" " * (4 * depth + max(indent - base, 0)) + line.lstrip())
+        lines.append(" " * (4 * len(levels) + max(indent - base, 0)) + line.lstrip())
         if item:
             levels.append(item.end())
         fence = _after(line, fence)
     return "\n".join(lines) + "\n"
-
-
-def _is_item_or_inside(line: str, depth: int) -> bool:
-    """Return whether a line of the output is an item of the list at this depth, or belongs to such an item."""
-    return bool(_ITEM.match(line)) or (len(line) - len(line.lstrip())) > 4 * depth
 
 
 def _after(line: str, fence: str) -> str:
@@ -176,7 +173,9 @@ def _with_folders(entries: list[Any], documents: Path) -> list[Any]:
     found: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict):
-            found.append({title: _with_folders(x, documents) if isinstance(x, list) else x for title, x in entry.items()})
+            found.append(
+                {title: _with_folders(x, documents) if isinstance(x, list) else x for title, x in entry.items()}
+            )
         elif entry.endswith("/*"):
             files = sorted(documents.glob(f"{entry}.md"))
             found.extend(file.relative_to(documents).as_posix() for file in files if file.stem != "README")
