@@ -142,8 +142,9 @@ site: .venv-site/ready ## Build the site of the documents into .site/, which ope
 	@echo "open .site/index.html"
 site-version: .venv-site/ready ## Commit the site as a version to a branch, SITE_VERSION=0.4 BRANCH=gh-pages; publishes nothing
 	@test -n "$(SITE_VERSION)" || { echo "name the version: make site-version SITE_VERSION=0.4" >&2; exit 1; }
-	@.venv-site/bin/mike deploy --branch $(BRANCH) --update-aliases $(SITE_VERSION) latest
-	@.venv-site/bin/mike set-default --branch $(BRANCH) latest
+	@# mike calls the mkdocs that it finds.
+	@export PATH="$(CURDIR)/.venv-site/bin:$$PATH" NO_MKDOCS_2_WARNING=1; \
+	  mike deploy --branch $(BRANCH) --update-aliases $(SITE_VERSION) latest && mike set-default --branch $(BRANCH) latest
 
 # MARKS cuts parts away, for instance MARKS='not e2e'.
 .PHONY: test test-deep test-unit test-integration test-minors test-chaos test-e2e test-faults test-gpu
