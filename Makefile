@@ -189,7 +189,7 @@ release: .venv/tools sbom ## Make dist/: wheels, charts, images, install.yaml, k
 .PHONY: gpu-bundle gpu-report
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests, benchmark and the trials at 124 M for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle
-gpu-report: .venv/tools ## Write the GPU section of docs/benchmarks.md from RESULTS=gpu-bench.json
+gpu-report: .venv/tools ## Write docs/benchmarks/gpu.md from RESULTS=pseudoreal-gpu.zip
 	@$(BIN)/python -m benchmarks.gpu.report $(RESULTS)
 
 BENCH := .venv-bench/bin
@@ -203,7 +203,7 @@ BENCH := .venv-bench/bin
 	@touch $@
 
 .PHONY: bench-trainer
-bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
+bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks/
 	@$(BENCH)/python -m benchmarks.trainer
 	@$(BENCH)/python -m benchmarks.depth
 	@$(BENCH)/python -m benchmarks.predictions
@@ -215,7 +215,7 @@ bench-versions: .venv/all ## Time this engine beside that of another commit, BAS
 	@$(BIN)/python -m benchmarks.versions $(BASE)
 
 .PHONY: bench-checkpoint
-bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks.md
+bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks/
 	@$(BENCH)/python -m benchmarks.checkpoints
 	@$(BENCH)/python -m benchmarks.report
 
@@ -234,7 +234,7 @@ bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularie
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty. Beside Kubeflow's
 # operators, which are built first, they take as long again. WORKERS: pods of one job.
 .PHONY: bench-operator
-bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks.md
+bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks/
 	@$(BIN)/python -m benchmarks.operator $(JOBS:%=--jobs %)
 	@$(BIN)/python -m benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 
@@ -249,7 +249,7 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 
 # ONLY: one part of it, which replaces that part of the last results: losses, beside, growth, routing or grouped.
 .PHONY: bench-moe
-bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks.md
+bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks/
 	@$(BIN)/python -m benchmarks.moe $(ONLY:%=--only %)
 
 # QUICK=1: ten minutes of trials beside the registered results.

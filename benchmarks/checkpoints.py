@@ -40,16 +40,18 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from benchmarks import machine
+from benchmarks import machine, pages
 from benchmarks.cases import MODELS
+from benchmarks.claims import Claim
 from benchmarks.environment import ENVIRONMENT
+from benchmarks.quiet import quiet_machine
 from benchmarks.results import RESULTS, SCRATCH
 from benchmarks.stacks import deepspeed_zero3
 from benchmarks.stacks.ours import layout_of, make_engine, train_step
 from benchmarks.work import Work, noisy_sequences
 
 CHECKPOINTS = RESULTS / "checkpoints.json"
-OURS_SYNC = "pseudoreal, Sync"
+OURS_ASYNC, OURS_SYNC = "pseudoreal, Async", "pseudoreal, Sync"
 """The way of saving that is compared with `cp`."""
 BUFFER_BYTES = 256 << 20
 EVERY_STEPS = 20
@@ -89,7 +91,7 @@ class Measured(BaseModel, frozen=True):
 def main() -> None:
     CHECKPOINTS.parent.mkdir(exist_ok=True)
     SCRATCH.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+    with quiet_machine(), tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         savings = []
         for way in WAYS:
             with progress.step(f"saving: {way}"):
@@ -241,7 +243,7 @@ def _deepspeed(way: str, folder: Path) -> Saving:
 
 
 WAYS: dict[str, Callable[[str, Path], Saving]] = {
-    "pseudoreal, Async": partial(_ours, mode="Async"),
+    OURS_ASYNC: partial(_ours, mode="Async"),
     OURS_SYNC: partial(_ours, mode="Sync"),
     "torch.distributed.checkpoint, Async": partial(_dcp, mode="Async"),
     "torch.distributed.checkpoint, Sync": partial(_dcp, mode="Sync"),
@@ -333,9 +335,36 @@ def _load_dcp(folder: Path) -> None:
     load(state, storage_reader=reader, no_dist=True)
 
 
+def read() -> Measured:
+    return Measured.model_validate_json(CHECKPOINTS.read_bytes())
+
+
+def claim(found: Measured, stamp: machine.Stamp) -> Claim:
+    ours = [one for one in found.savings if one.way in (OURS_ASYNC, OURS_SYNC)]
+    others = [one for one in found.savings if one not in ours]
+    still = next(one for one in ours if one.way == OURS_ASYNC).stall_seconds
+    slower = next(one for one in ours if one.way == OURS_SYNC).seconds
+    return Claim(
+        subject="Saving a checkpoint",
+        page=pages.CHECKPOINTS.name,
+        against=", ".join(one.way for one in others),
+        result=(
+            f"an asynchronous save stops training for {1000 * still:.0f} ms; others stop training for"
+            f" {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
+        ),
+        loses=tuple(
+            f"a synchronous save takes {slower / one.seconds:.1f} times as long as with {one.way}"
+            for one in others
+            if one.seconds < slower
+        ),
+        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware()}",
+        release=stamp.release,
+    )
+
+
 def section() -> str:
     """Return the section as Markdown, from the newest results."""
-    found = Measured.model_validate_json(CHECKPOINTS.read_bytes())
+    found = read()
     rows = "\n".join(
         f"| {one.way} | {one.seconds:.2f} | {one.stall_seconds:.3f} |"
         f" {one.stall_seconds / (EVERY_STEPS * found.step_seconds):.2%} | {one.extra_bytes / 2**20:.0f} |"
@@ -344,7 +373,7 @@ def section() -> str:
     sync = next(one for one in found.savings if one.way == OURS_SYNC)
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
-    return f"""## Checkpoints
+    return f"""## Saving and loading
 
 One rank, the larger model, {found.bytes / 2**20:.0f} MiB of state on the host, a buffer of {BUFFER_BYTES >> 20} MiB;
 training continues during the asynchronous saves, in steps of {found.step_seconds:.2f} s. Medians of {_SAVES}.

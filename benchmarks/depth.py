@@ -16,6 +16,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 
 from benchmarks import machine
+from benchmarks.quiet import quiet_machine
 from benchmarks.results import RESULTS
 from benchmarks.stacks.ours import layout_of, make_engine, train_step
 from benchmarks.work import Work, noisy_sequences
@@ -39,9 +40,10 @@ Depths = TypeAdapter(list[Depth])
 def main() -> None:
     torch.set_num_threads(1)
     depths = []
-    for layers in LAYERS:
-        with progress.step(f"{layers} layers at a window of {WINDOW}"):
-            depths.append(_measured(layers))
+    with quiet_machine():
+        for layers in LAYERS:
+            with progress.step(f"{layers} layers at a window of {WINDOW}"):
+                depths.append(_measured(layers))
     DEPTH.parent.mkdir(exist_ok=True)
     DEPTH.write_bytes(Depths.dump_json(depths, indent=1))
     machine.stamp(DEPTH)

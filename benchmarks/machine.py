@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from pseudoreal_dev.machine.version import read as version_of_project
 from pydantic import BaseModel
 
 from benchmarks.results import Machine
@@ -16,6 +17,8 @@ from benchmarks.results import Machine
 class Stamp(BaseModel, frozen=True):
     date: str
     commit: str
+    release: str = "0"
+    """Version of this project at the commit."""
 
 
 COMPARED = ("torch", "deepspeed")
@@ -29,6 +32,7 @@ def describe(compared: Sequence[str] = COMPARED) -> Machine:
         memory_gib=memory_gib(),
         date=datetime.now(UTC).date().isoformat(),
         commit=commit(),
+        release=release(),
         versions={"python": platform.python_version(), **{package: version(package) for package in compared}},
     )
 
@@ -39,16 +43,20 @@ def stamp(path: Path) -> None:
 
 
 def stamp_of_today() -> Stamp:
-    return Stamp(date=datetime.now(UTC).date().isoformat(), commit=commit())
+    return Stamp(date=datetime.now(UTC).date().isoformat(), commit=commit(), release=release())
 
 
 def stamped(path: Path) -> str:
     """Return the report's sentence on date and commit of a results file."""
-    try:
-        found = Stamp.model_validate_json(_beside(path).read_bytes())
-    except FileNotFoundError:
-        found = Stamp(date="an unknown day", commit="an unknown commit")
+    found = stamp_of(path)
     return f"Measured on {found.date}, at {found.commit}."
+
+
+def stamp_of(path: Path) -> Stamp:
+    try:
+        return Stamp.model_validate_json(_beside(path).read_bytes())
+    except FileNotFoundError:
+        return Stamp(date="an unknown day", commit="an unknown commit")
 
 
 def _beside(path: Path) -> Path:
@@ -61,6 +69,14 @@ def commit() -> str:
         ["git", "describe", "--always", "--dirty=+", "--abbrev=9"], capture_output=True, text=True, check=False
     )
     return described.stdout.strip() or "an unknown commit"
+
+
+def release() -> str:
+    return str(version_of_project())
+
+
+def hardware() -> str:
+    return f"{cores()} cores ({processor()}), {memory_gib()} GiB of memory"
 
 
 def processor() -> str:

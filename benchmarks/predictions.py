@@ -5,7 +5,7 @@ The machine is measured first, as by `pseudoreal measure-hardware`; nothing is f
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +28,10 @@ from pseudoreal_trainer.plan.units import units_of
 from pydantic import BaseModel, TypeAdapter
 from torch.multiprocessing.spawn import spawn
 
-from benchmarks import machine
+from benchmarks import machine, pages
+from benchmarks.claims import Claim
 from benchmarks.environment import ENVIRONMENT
+from benchmarks.quiet import quiet_machine
 from benchmarks.results import RESULTS
 from benchmarks.stacks.ours import make_engine, train_step
 from benchmarks.work import Work, noisy_sequences
@@ -109,9 +111,10 @@ def configurations(ranks: int) -> list[Configuration]:
 
 def main() -> None:
     os.environ |= ENVIRONMENT
-    with progress.step("measuring the machine"):
-        profile = measure_machine(lambda _: None)
-    found = [prediction for ranks in (1, 2) for prediction in _with(ranks, profile)]
+    with quiet_machine():
+        with progress.step("measuring the machine"):
+            profile = measure_machine(lambda _: None)
+        found = [prediction for ranks in (1, 2) for prediction in _with(ranks, profile)]
     PREDICTIONS.parent.mkdir(exist_ok=True)
     PREDICTIONS.write_bytes(Predictions.dump_json(found, indent=1))
     machine.stamp(PREDICTIONS)
@@ -158,9 +161,26 @@ def _median_step(configuration: Configuration, ranks: Ranks, folder: Path) -> fl
     return median([end - begin for begin, end in pairwise(ends)][_WARM_UP:])
 
 
+def read() -> list[Prediction]:
+    return Predictions.validate_json(PREDICTIONS.read_bytes())
+
+
+def claim(found: Sequence[Prediction], stamp: machine.Stamp) -> Claim:
+    near, worst = [p for p in found if abs(p.error) <= BAR], max(found, key=lambda p: abs(p.error))
+    return Claim(
+        subject="Predicted seconds of a step",
+        page=pages.PREDICTIONS.name,
+        against="",
+        result=(f"{len(near)} of {len(found)} predictions of `pseudoreal plan` are within {BAR:.0%}",),
+        loses=(f"{worst.error:+.0%} with {worst.label}",) if len(near) < len(found) else (),
+        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware()}",
+        release=stamp.release,
+    )
+
+
 def section() -> str:
     """Return the section as Markdown, from the newest results."""
-    found = Predictions.validate_json(PREDICTIONS.read_bytes())
+    found = read()
     rows = "\n".join(
         f"| {p.label} | {1000 * p.predicted:.0f} | {1000 * p.measured:.0f} | {p.error:+.0%} |" for p in found
     )

@@ -1,76 +1,101 @@
-"""Write docs/benchmarks.md from the raw results: `python -m benchmarks.report`.
+"""Write the pages of docs/benchmarks/, and their claims, from the raw results: `python -m benchmarks.report`.
 
-Sections without results on this machine stay unchanged.
+Sections and claims without raw results stay unchanged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from pseudoreal_dev.machine.progress import progress
-
-from benchmarks import checkpoints, depth, predictions, step_times, versions_results
+from benchmarks import checkpoints, claims, depth, pages, predictions, step_times, versions_results
 from benchmarks.data import report as data_report
 from benchmarks.data.results import DATA
+from benchmarks.data.results import read as read_data
 from benchmarks.gpu import report as gpu_report
-from benchmarks.gpu.report import with_section
-from benchmarks.machine import stamped
-from benchmarks.moe import report as moe_report
+from benchmarks.machine import stamp_of, stamped
+from benchmarks.moe import report as losses_report
+from benchmarks.moe import steps_report
+from benchmarks.moe.results import STEPS
+from benchmarks.moe.results import read as read_steps
 from benchmarks.operator import results as operator_results
-from benchmarks.results import TRAINER, Machine, read
-
-REPORT = Path("docs/benchmarks.md")
-IMAGES = REPORT.parent / "images"
-_INTRODUCTION = """# Benchmarks
-
-Written by `make bench-trainer`, `make bench-checkpoint`, `make bench-data`, `make bench-moe` and `make bench-operator`;
-each command measures its own sections again. The raw numbers are in `docs/data/`."""
-_FURTHER: dict[Path, Callable[[], str]] = {
-    versions_results.VERSIONS: versions_results.section,
-    depth.DEPTH: depth.section,
-    predictions.PREDICTIONS: predictions.section,
-    checkpoints.CHECKPOINTS: checkpoints.section,
-}
-"""Results -> their section; date and commit are added here."""
-_DATED: dict[Path, Callable[[], str]] = {
-    DATA: data_report.section,
-    operator_results.OPERATOR: operator_results.section,
-    moe_report.LIVES: moe_report.section,
-}
-"""Results -> their section, which contains date and commit itself."""
+from benchmarks.operator.beside import report as beside_report
+from benchmarks.operator.beside.results import BESIDE
+from benchmarks.operator.beside.results import read as read_beside
+from benchmarks.pages import IMAGES, put_section
+from benchmarks.results import TRAINER, read
 
 
 def main() -> None:
-    document = REPORT.read_text() if REPORT.exists() else ""
-    if TRAINER.exists():
-        results = read(TRAINER)
-        document = _with_head(document, f"{_INTRODUCTION}\n\n{_machine(results.machine)}")
-        document = with_section(document, step_times.section(results, IMAGES))
-    for text in _sections():
-        document = with_section(document, text)
-    REPORT.write_text(document)
-    progress.note(f"wrote {REPORT}")
+    """Write every section that has raw results."""
+    for results, write in _SECTIONS.items():
+        if results.exists():
+            write()
 
 
-def _sections() -> Iterator[str]:
-    yield from (f"{section()}\n\n{stamped(path)}" for path, section in _FURTHER.items() if path.exists())
-    yield from (section() for path, section in _DATED.items() if path.exists())
-    if gpu_report.GPU.exists():
-        yield gpu_report.section()
+def _step_times() -> None:
+    results = read(TRAINER)
+    machine, versions = results.machine, ", ".join(f"{name} {of}" for name, of in results.machine.versions.items())
+    measured = f"Measured on {machine.date}, at {machine.commit}, on {machine.hardware}: {versions}."
+    put_section(pages.STEPS, f"{step_times.section(results, IMAGES)}\n\n{measured}")
+    claims.put(step_times.claim(results))
 
 
-def _with_head(document: str, head: str) -> str:
-    """Return the document with `head` in place of everything before the first section."""
-    _, title, sections = document.partition("\n## ")
-    return f"{head}\n{title}{sections}"
+def _versions() -> None:
+    put_section(pages.STEPS, f"{versions_results.section()}\n\n{stamped(versions_results.VERSIONS)}")
 
 
-def _machine(machine: Machine) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return (
-        f"Step times were measured on {machine.date}, at {machine.commit}, on {machine.cores} cores"
-        f" ({machine.processor}) with {machine.memory_gib} GiB of memory: {versions}."
-    )
+def _depth() -> None:
+    put_section(pages.STEPS, f"{depth.section()}\n\n{stamped(depth.DEPTH)}")
 
+
+def _predictions() -> None:
+    put_section(pages.PREDICTIONS, f"{predictions.section()}\n\n{stamped(predictions.PREDICTIONS)}")
+    claims.put(predictions.claim(predictions.read(), stamp_of(predictions.PREDICTIONS)))
+
+
+def _checkpoints() -> None:
+    put_section(pages.CHECKPOINTS, f"{checkpoints.section()}\n\n{stamped(checkpoints.CHECKPOINTS)}")
+    claims.put(checkpoints.claim(checkpoints.read(), stamp_of(checkpoints.CHECKPOINTS)))
+
+
+def _data() -> None:
+    results = read_data()
+    assert results is not None, "the file exists"
+    put_section(pages.DATA, data_report.section(results))
+    claims.put(data_report.claim(results))
+
+
+def _operator() -> None:
+    put_section(pages.OPERATOR, operator_results.section())
+    claims.put(operator_results.claim(operator_results.read().records))
+
+
+def _beside() -> None:
+    put_section(pages.OPERATOR, beside_report.section())
+    claims.put(beside_report.claim(read_beside()))
+
+
+def _mixtures() -> None:
+    results = read_steps()
+    assert results is not None, "the file exists"
+    put_section(pages.MIXTURES, steps_report.section(results))
+    if results.beside:
+        claims.put(steps_report.claim(results))
+
+
+_SECTIONS: dict[Path, Callable[[], None]] = {
+    TRAINER: _step_times,
+    versions_results.VERSIONS: _versions,
+    depth.DEPTH: _depth,
+    predictions.PREDICTIONS: _predictions,
+    checkpoints.CHECKPOINTS: _checkpoints,
+    DATA: _data,
+    operator_results.OPERATOR: _operator,
+    BESIDE: _beside,
+    losses_report.LIVES: lambda: put_section(pages.MIXTURES, losses_report.section()),
+    STEPS: _mixtures,
+    gpu_report.GPU: lambda: put_section(pages.GPU, gpu_report.section()),
+}
+"""Raw results -> how to write their section, and their claim if the section compares."""
 
 if __name__ == "__main__":
     main()

@@ -24,6 +24,12 @@ class Machine(BaseModel, frozen=True):
     date: str = "an unknown day"
     commit: str = "an unknown commit"
     """Commit of this project."""
+    release: str = "0"
+    """Version of this project at the commit."""
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.cores} cores ({self.processor}), {self.memory_gib} GiB of memory"
 
 
 class Step(BaseModel, frozen=True):

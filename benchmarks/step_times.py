@@ -1,4 +1,4 @@
-"""The report's section on step times: tables, wins and losses, plots."""
+"""The section of docs/benchmarks/steps.md on step times: tables, wins and losses, plots; and its claim."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from pathlib import Path
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
-from benchmarks import plot
+from benchmarks import pages, plot
 from benchmarks.agreement import TOLERANCE
 from benchmarks.cases import MODELS, RANKS, BenchmarkModel, Case
+from benchmarks.claims import Claim
 from benchmarks.results import Results
 from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, comparisons, timings
 
@@ -44,6 +45,31 @@ def section(results: Results, images: Path) -> str:
     return "\n\n".join([_METHOD, *models, _wins_and_losses(ratios), _noise(found), *_crashes(results)])
 
 
+def claim(results: Results) -> Claim:
+    ratios, machine = comparisons(timings(results.runs)), results.machine
+    won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
+    lost: dict[str, list[float]] = {}
+    for ratio in ratios:
+        if not ratio.is_won:
+            lost.setdefault(ratio.peer, []).append(ratio.ratio)
+    faster = f"faster than torch and DeepSpeed in {len(won)} of {len(ratios)} comparisons of a training step"
+    return Claim(
+        subject="A training step",
+        page=pages.STEPS.name,
+        against=", ".join(f"{name} {machine.versions[name]}" for name in ("torch", "deepspeed"))
+        + ": fully_shard, DistributedDataParallel, ZeRO-3",
+        result=(f"{faster}{_range(won)}",),
+        loses=tuple(
+            f"{len(found)} of {sum(ratio.peer == peer for ratio in ratios)} comparisons with {peer}, at worst"
+            f" {min(found):.2f}×"
+            for peer, found in lost.items()
+        ),
+        measured=f"{machine.date}, at {machine.commit}, {machine.hardware}",
+        release=machine.release,
+        in_readme=faster,
+    )
+
+
 def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path) -> str:
     own = {key: timing for key, timing in found.items() if key[1].model == name}
     picture = images / f"step-times-{name}.svg"
@@ -53,7 +79,7 @@ def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path
         for recompute, heading in ((True, "Blocks recomputed in the backward pass"), (False, "Activations kept"))
         if any(case.recompute is recompute for _, case in own)
     )
-    return "\n\n".join([_heading(name, MODELS[name]), *tables, f"![Step times](images/{picture.name})"])
+    return "\n\n".join([_heading(name, MODELS[name]), *tables, pages.picture("Step times", picture.name)])
 
 
 def _heading(name: str, model: BenchmarkModel) -> str:

@@ -15,6 +15,7 @@ from pseudoreal_dev.machine.progress import progress
 
 from benchmarks import agreement, launch, machine
 from benchmarks.cases import MODELS, Case, all_cases
+from benchmarks.quiet import quiet_machine
 from benchmarks.results import PARTIAL, TRAINER, Results, Run, write
 from benchmarks.stacks.registry import STACKS
 from benchmarks.summary import COUNTERPARTS
@@ -27,7 +28,8 @@ Planned = tuple[int, Case, str]
 @click.option("--only", default="", help="Runs whose 'stack: case' has this regular expression in it; in one round.")
 def main(only: str) -> None:
     try:
-        run_all(planned(only), PARTIAL if only else TRAINER)
+        with quiet_machine():
+            run_all(planned(only), PARTIAL if only else TRAINER)
     except (DevError, agreement.LossesDiffer) as error:
         progress.console.print(str(error), style="red", markup=False)
         sys.exit(1)

@@ -1,23 +1,24 @@
 """Measures text, token files, vocabularies and a trained model: `python -m benchmarks.data`.
 
-Writes docs/data/data.json after each part, and then the section of docs/benchmarks.md.
+Writes docs/data/data.json after each part, and then the section of docs/benchmarks/data.md and the claim.
 """
 
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks import machine
+from benchmarks import claims, machine, pages
 from benchmarks.agreement import LossesDiffer
 from benchmarks.data import losses, preparing, reading, resident, training
-from benchmarks.data.report import section
+from benchmarks.data.report import claim, section
 from benchmarks.data.results import DATA, Part, Results, read, write
-from benchmarks.gpu.report import REPORT, with_section
+from benchmarks.quiet import quiet_machine
 
 COMPARED = ("torch", "tokenizers", "transformers")
 PARTS: dict[str, Callable[[Path, bool], Part]] = {
@@ -35,7 +36,8 @@ PARTS: dict[str, Callable[[Path, bool], Part]] = {
 @click.option("--tiny", is_flag=True, help="Only try the programs: small sizes, and nothing is written.")
 def main(only: tuple[str, ...], tiny: bool) -> None:
     try:
-        found = measure(only or tuple(PARTS), tiny)
+        with nullcontext() if tiny else quiet_machine():
+            found = measure(only or tuple(PARTS), tiny)
     except (DevError, LossesDiffer) as error:
         progress.console.print(str(error), style="red", markup=False)
         sys.exit(1)
@@ -43,8 +45,8 @@ def main(only: tuple[str, ...], tiny: bool) -> None:
     if tiny:
         progress.note(text)
     else:
-        REPORT.write_text(with_section(REPORT.read_text(), text))
-        progress.note(f"wrote {DATA} and {REPORT}")
+        pages.put_section(pages.DATA, text)
+        claims.put(claim(found))
 
 
 def measure(parts: tuple[str, ...], tiny: bool) -> Results:

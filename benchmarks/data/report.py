@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on text, token files, vocabularies and a trained model. Pure except for reading."""
+"""The section of docs/benchmarks/data.md, and its claim. Pure except for reading."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from statistics import median
 from textwrap import fill
 from typing import get_args
 
+from benchmarks import pages
 from benchmarks.agreement import TOLERANCE
+from benchmarks.claims import Claim
 from benchmarks.data.results import (
     ALONE,
     DATATROVE,
@@ -33,7 +35,7 @@ from benchmarks.summary import MOST_SPREAD, Timing
 
 TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
-_TEXT = f"""Written by `make bench-data`. Stacks take turns in one run, each turn in a fresh process; every cell is the
+_TEXT = f"""Stacks take turns in one run, each turn in a fresh process; every cell is the
 median of the turns, or of the timed steps of all turns, with the quartiles beside it. If the quartiles of a cell lie
 more than {MOST_SPREAD:.0%} of the median apart, the machine was not quiet: the cell shows the spread, and is excluded
 from comparisons. In brackets: how many times as fast as the stack pseudoreal is."""
@@ -56,20 +58,30 @@ class Bar:
 
     @property
     def verdict(self) -> str:
+        if self._known and not all(map(self._reaches, self._known)):
+            return f"**not reached**: {self.figure}"
+        return f"reached: {self.figure}" if self.is_reached else self.figure
+
+    @property
+    def is_reached(self) -> bool:
+        """True if all values were measured on a quiet machine and reach the limit."""
+        return bool(self.values) and None not in (self.values or ()) and all(map(self._reaches, self._known))
+
+    @property
+    def figure(self) -> str:
+        """The value that is furthest from the limit, or why there is none."""
         if self.values is None:
             return "not measured"
-        known = [value for value in self.values if value is not None]
-        if any(not self._reaches(value) for value in known):
-            return f"**not reached**: {self._shown(known)}"
-        if len(known) < len(self.values):
+        if len(self._known) < len(self.values) and all(map(self._reaches, self._known)):
             return "not measured on a quiet machine"
-        return f"reached: {self._shown(known)}"
+        return self.show(min(self._known) if self.is_least else max(self._known))
+
+    @property
+    def _known(self) -> list[float]:
+        return [value for value in self.values or () if value is not None]
 
     def _reaches(self, value: float) -> bool:
         return value >= self.limit if self.is_least else value < self.limit
-
-    def _shown(self, values: Sequence[float]) -> str:
-        return self.show(min(values) if self.is_least else max(values))
 
 
 def section(found: Results | None = None) -> str:
@@ -78,6 +90,20 @@ def section(found: Results | None = None) -> str:
     assert results is not None, "results of at least one part exist"
     parts = [TITLE, _machine(results), _TEXT, _bars(results), *_parts(results), _noise(results)]
     return "\n\n".join(_filled(part) for part in parts)
+
+
+def claim(results: Results) -> Claim:
+    found, machine = bars(results), results.machine
+    stamp = max(results.measured.values(), key=lambda one: one.date)
+    return Claim(
+        subject="Text and token files",
+        page=pages.DATA.name,
+        against="tokenizers, Megatron's IndexedDataset, datatrove, transformers",
+        result=tuple(f"{bar.what}: {bar.figure}" for bar in found if bar.is_reached),
+        loses=tuple(f"{bar.what}: {bar.figure} (aim: {bar.bound})" for bar in found if not bar.is_reached),
+        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware}",
+        release=stamp.release,
+    )
 
 
 def _parts(results: Results) -> Iterator[str]:
@@ -97,7 +123,7 @@ def _parts(results: Results) -> Iterator[str]:
 def _machine(results: Results) -> str:
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return f"{machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB of memory: {versions}."
+    return f"{machine.hardware}: {versions}."
 
 
 def _measured(stamps: dict[str, Stamp], part: str) -> str:
@@ -110,7 +136,7 @@ def bars(results: Results) -> list[Bar]:
     preparing, reading, training = results.preparing, results.reading, results.training
     resident = None if results.resident is None else [results.resident.grown_bytes / _MIB]
     return [
-        Bar("rate of `prepare`, of that of the tokenizer alone", 0.85, "{:.1%}".format, _ratios(preparing, ALONE)),
+        Bar("text a second, beside the tokenizer alone", 0.85, "{:.1%}".format, _ratios(preparing, ALONE)),
         *_reading_bars(reading),
         Bar("memory of a rank at 10^12 samples", 100.0, "{:.1f} MiB".format, resident, is_least=False),
         Bar(
@@ -126,7 +152,7 @@ def bars(results: Results) -> list[Bar]:
 def _reading_bars(found: Reading | None) -> Iterator[Bar]:
     for stack in (MEGATRON, LONG):
         for case in get_args(Temperature):
-            what = f"windows a second, of those of {stack}, {case}"
+            what = f"windows a second, beside {stack}, {case}"
             yield Bar(what, 2.0, "{:.2f}×".format, _ratios(found, stack, case))
 
 

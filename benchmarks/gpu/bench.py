@@ -20,7 +20,7 @@ from benchmarks.gpu.budget import LEAST_SECONDS, within
 from benchmarks.gpu.case import Request
 from benchmarks.gpu.cases import Case, Suite, suite
 from benchmarks.gpu.hardware import quick_profile
-from benchmarks.gpu.results import Record, Results, loss_differences
+from benchmarks.gpu.results import RESULTS_FILE, Record, Results, loss_differences
 
 BUDGET_SECONDS = 520.0
 """Nine minutes, less the time for start and end."""
@@ -135,7 +135,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description="Times training steps on a GPU.")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="models so small that only the program is tried")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "."), "gpu-bench.json"))
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "."), RESULTS_FILE))
     parser.add_argument("--folder", type=Path, help="for the home disk; a tmpfs with room for it, else the usual one")
     parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help="in all")
     options = parser.parse_args()

@@ -1,31 +1,58 @@
-"""Write the GPU section of docs/benchmarks.md: `python -m benchmarks.gpu.report RESULTS`."""
+"""Write docs/benchmarks/gpu.md: `python -m benchmarks.gpu.report RESULTS`."""
 
-import re
-import shutil
 import sys
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks import pages
 from benchmarks.gpu.cases import TIMED, Case, Point
-from benchmarks.gpu.results import Measured, Record, Results, loss_differences
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.results import DOCTOR_FILE, RESULTS_FILE, Measured, Record, Results, loss_differences
+from benchmarks.results import RESULTS
 
-REPORT = Path("docs/benchmarks.md")
-GPU = Path("docs/data/gpu-bench.json")
-TITLE = "## On a GPU"
+GPU, DOCTOR = RESULTS / RESULTS_FILE, RESULTS / DOCTOR_FILE
+_MOST_BYTES = 64 << 20
+"""Bytes of a file of results, unpacked."""
+TITLE = "## Beside fully_shard"
 _GIB = 2**30
 _NONE = f"""{TITLE}
 
 No figures yet: nothing was measured on a GPU. `make gpu-bundle` creates a folder with everything that a machine with a
-GPU and no network needs; there, `bash .gpu-bundle/run.sh bench` writes `gpu-bench.json` within nine minutes. Here,
-`make gpu-report RESULTS=gpu-bench.json` fills this section."""
+GPU and no network needs; there, `bash .gpu-bundle/run.sh all` writes `pseudoreal-gpu.zip` within ten minutes. Here,
+`make gpu-report RESULTS=pseudoreal-gpu.zip` fills this page."""
 
 
 def main(source: Path) -> None:
-    Results.model_validate_json(source.read_bytes())
-    GPU.parent.mkdir(exist_ok=True)
-    if source.resolve() != GPU.resolve():
-        shutil.copyfile(source, GPU)
-    REPORT.write_text(with_section(REPORT.read_text(), section()))
+    """Keep the results in docs/data/, and write the page. `source`: the file of `collect`, or of one program."""
+    for name, content in _files(source).items():
+        if name == DOCTOR_FILE:
+            Findings.validate_json(content)
+        else:
+            Results.model_validate_json(content)
+        (RESULTS / name).write_bytes(content)
+    pages.put_section(pages.GPU, section())
+    if DOCTOR.exists():
+        pages.put_section(pages.GPU, examined(DOCTOR))
+
+
+def _files(source: Path) -> dict[str, bytes]:
+    """Return the name and the content of each file of results."""
+    if not zipfile.is_zipfile(source):
+        return {DOCTOR_FILE if source.name == DOCTOR_FILE else RESULTS_FILE: source.read_bytes()}
+    with zipfile.ZipFile(source) as packed:
+        known = [packed.getinfo(name) for name in (DOCTOR_FILE, RESULTS_FILE) if name in packed.namelist()]
+        if large := [one.filename for one in known if one.file_size > _MOST_BYTES]:
+            raise ValueError(
+                f"{source} has {', '.join(large)} of more than {_MOST_BYTES >> 20} MiB; results are smaller"
+            )
+        return {one.filename: packed.read(one) for one in known}
+
+
+def examined(path: Path) -> str:
+    """Return the section of the doctor's findings."""
+    rows = [f"| {one.check} | {one.outcome} | {one.text} |" for one in Findings.validate_json(path.read_bytes())]
+    return "\n".join(["## The machine", "", "| check | outcome | finding |", "| --- | --- | --- |", *rows])
 
 
 def section(path: Path = GPU) -> str:
@@ -37,20 +64,10 @@ def section(path: Path = GPU) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def with_section(document: str, text: str) -> str:
-    """Return the document with `text` in place of the section with the same title, or appended. `text` starts with the
-    title."""
-    title = re.escape(text.partition("\n")[0])
-    pattern = re.compile(rf"^{title}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-    if pattern.search(document) is None:
-        return f"{document.rstrip()}\n\n{text}\n"
-    return pattern.sub(lambda _: f"{text}\n\n", document).rstrip() + "\n"
-
-
 _TEXT = f"""One rank, bfloat16 with float32 masters and AdamW, sequences of 2,048, blocks recomputed; weights, batches
 and clipping are the same for both stacks. Medians of {TIMED} steps, in brackets the quartiles.
 
-- *hidden*: of the time in which something is copied between host and device, that in which kernels run too.
+- *hidden*: of the time in which something is copied between host and device, the part in which kernels run, too.
 - *device*: tensors, at most. *pinned*: host memory that is pinned, with what torch's allocator rounds up to.
 - *forecast*: what `pseudoreal plan` predicts with speeds measured in the same run; in brackets how far it is off.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It brings all weights anew for each of the n

@@ -7,6 +7,9 @@ from pydantic import BaseModel
 
 from benchmarks.gpu.cases import Case, Point
 
+RESULTS_FILE, DOCTOR_FILE = "gpu-bench.json", "gpu-doctor.json"
+"""Names of the files of benchmark and doctor, also in the file that `benchmarks.gpu.collect` packs."""
+
 
 class Machine(BaseModel, frozen=True):
     device: str

@@ -26,9 +26,9 @@ class Planned:
 
 def planned(results: Sequence[Result], scale: Scale = REGISTERED) -> Iterator[Planned]:
     """Yield the runs that the results so far ask for, the most urgent first: study by study the choice of rates and the
-    first size, seed by seed; then the remedies; then the other sizes."""
+    first size, seed by seed; then the second size; then the remedies; then the third size."""
     for rank in range(max(map(len, scale.sizes.values()))):
-        if rank == 1:
+        if rank == 2:
             yield from _remedies(results, scale)
         for study, sizes in scale.sizes.items():
             if rank == 0:
@@ -106,7 +106,8 @@ def seeds_of(arm: Arm, size: Size) -> int:
 
 
 def rate_of(study: Study, name: str, results: Sequence[Result], scale: Scale = REGISTERED) -> float | None:
-    """Return the peak rate chosen for the arm `name`; None if the choice is not finished."""
+    """Return the peak rate of the arm `name`; None while trainings that decide it have no result. Raises ValueError if
+    all trainings of the arm diverged."""
     half = tuning_losses(study, name, results, scale)
     if next_rates(half, scale.first_rates):
         return None

@@ -1,6 +1,6 @@
 """Trains mixtures, and times their steps: `python -m benchmarks.moe`.
 
-Each part writes its results to docs/data/, and its section of docs/benchmarks.md.
+Each part writes its results to docs/data/, and its section of docs/benchmarks/mixtures.md.
 """
 
 import sys
@@ -11,14 +11,14 @@ import click
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks import machine
+from benchmarks import claims, machine, pages
 from benchmarks.agreement import LossesDiffer
-from benchmarks.gpu.report import REPORT, with_section
 from benchmarks.moe import losses
 from benchmarks.moe.beside import measure as beside
-from benchmarks.moe.results import STEPS, Results, read, write
+from benchmarks.moe.results import Results, read, write
 from benchmarks.moe.steps import grouped, growth, routing
-from benchmarks.moe.steps_report import section
+from benchmarks.moe.steps_report import claim, section
+from benchmarks.quiet import quiet_machine
 
 LOSSES = "losses"
 PARTS: dict[str, Callable[[], Any]] = {
@@ -47,12 +47,14 @@ def time_steps(parts: list[str]) -> None:
     """Time the parts. Raises LossesDiffer if two stacks do not compute the same, and DevError if a program fails."""
     described = machine.describe(["torch"])
     results = read() or Results(machine=described)
-    for name in parts:
-        stamps = results.measured | {name: machine.stamp_of_today()}
-        results = results.model_copy(update={name: PARTS[name](), "machine": described, "measured": stamps})
-        write(results)
-    REPORT.write_text(with_section(REPORT.read_text(), section(results)))
-    progress.note(f"wrote {STEPS} and {REPORT}")
+    with quiet_machine():
+        for name in parts:
+            stamps = results.measured | {name: machine.stamp_of_today()}
+            results = results.model_copy(update={name: PARTS[name](), "machine": described, "measured": stamps})
+            write(results)
+    pages.put_section(pages.MIXTURES, section(results))
+    if results.beside:
+        claims.put(claim(results))
 
 
 if __name__ == "__main__":

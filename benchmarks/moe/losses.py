@@ -1,4 +1,4 @@
-"""Train mixtures for their losses, and write the section of docs/benchmarks.md on them.
+"""Train mixtures for their losses, and write the section of docs/benchmarks/mixtures.md on their losses.
 
 Earlier results are replaced: all times must be from one run.
 """
@@ -13,7 +13,7 @@ from pseudoreal_api.resolved.resolve import delink_config
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.checkpoint.delink import delink
 
-from benchmarks.gpu.report import REPORT, with_section
+from benchmarks import pages
 from benchmarks.machine import commit
 from benchmarks.moe.experiments import EXPERIMENTS, SEEDS, Experiment, job
 from benchmarks.moe.lives import CORPUS, Life, live_phase, quiet
@@ -38,7 +38,7 @@ def main() -> None:
             loss = life.final_loss
             progress.note(f"{count} of {len(running)}: seed {life.seed}: {life.experiment} ({loss:.3f})")
     LIVES.write_text("".join(life.model_dump_json() + "\n" for life in lives))
-    REPORT.write_text(with_section(REPORT.read_text(), section(lives)))
+    pages.put_section(pages.MIXTURES, section(lives))
 
 
 def _live(experiment: Experiment, seed: int, work: Path) -> Life:

@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on mixtures."""
+"""The section of docs/benchmarks/mixtures.md on losses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from benchmarks.moe.lives import Life
 from benchmarks.results import RESULTS
 
 LIVES = RESULTS / "moe.jsonl"
-TITLE = "## Mixtures of experts: losses at equal tokens"
-_TEXT = f"""Written by `make bench-moe`. {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes of the King
+TITLE = "## Losses at equal tokens"
+_TEXT = f"""{ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes of the King
 James Bible, 8 layers of width 64; validation loss in nats per byte over {ex.VALIDATION_SEQUENCES} sequences, as the
 mean of {len(ex.SEEDS)} seeds, with the lowest and the highest of them in brackets. In all models a token passes through
 the same number of rows of feed-forward matrices; experts have eight times as many parameters. Float32 on one thread of

@@ -1,10 +1,11 @@
-"""The section of docs/benchmarks.md on step times of mixtures."""
+"""The section of docs/benchmarks/mixtures.md on step times, and its claim."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.gpu.report import REPORT
+from benchmarks import pages
+from benchmarks.claims import Claim
 from benchmarks.moe import steps_plot
 from benchmarks.moe.beside import cases
 from benchmarks.moe.beside.agreement import TOLERANCES, furthest
@@ -12,23 +13,24 @@ from benchmarks.moe.beside.names import COUNTERPARTS, stacks_of
 from benchmarks.moe.results import Beside, Product, Results, Run, Step, Taken, ratio
 from benchmarks.moe.steps import grouped as products
 from benchmarks.moe.steps import growth, routing
+from benchmarks.pages import IMAGES, picture
 
-TITLE = "## Mixtures of experts: step times"
+TITLE = "## Step times"
 PICTURE = "moe-steps.svg"
-_TEXT = """Written by `make bench-moe`. Stacks and jobs take turns, so that compared figures were measured at about the
+_TEXT = """Stacks and jobs take turns, so that compared figures were measured at about the
 same time, and other programs slow down all of them alike. Quote ratios and no seconds. *Processor* is the time for
 which threads of the process really ran: it excludes the time that other programs took, but not the effect of their
 share of caches and memory."""
 
 
-def section(results: Results, images: Path = REPORT.parent / "images") -> str:
+def section(results: Results, images: Path = IMAGES) -> str:
     """Return the section as Markdown, and draw the plot into `images`."""
     parts = [TITLE, _TEXT]
     if results.beside:
         parts += _beside(results.beside)
     if results.growth:
         steps_plot.growth(results.growth, images / PICTURE)
-        parts += [*_growth(results.growth), f"![Steps against experts](images/{PICTURE})"]
+        parts += [*_growth(results.growth), picture("Steps against experts", PICTURE)]
     if results.routing:
         parts += _routing(results.routing)
     if results.grouped:
@@ -36,13 +38,35 @@ def section(results: Results, images: Path = REPORT.parent / "images") -> str:
     return "\n\n".join([*parts, _measured(results)])
 
 
+def claim(results: Results) -> Claim:
+    """Return the claim on steps beside other stacks, from the medians of steps."""
+    found, machine = results.beside, results.machine
+    assert found is not None, "the part `beside` is measured"
+    ratios: dict[str, list[float]] = {}
+    for stack, case in dict.fromkeys((run.stack, run.case) for run in found.runs if run.stack in COUNTERPARTS):
+        runs, ours = found.of(stack, case), found.of(COUNTERPARTS[stack], case)
+        if not any(run.error for run in [*runs, *ours]):
+            ratios.setdefault(stack, []).append(middle(runs) / middle(ours))
+    lost = {stack: [ratio for ratio in of if ratio < 1] for stack, of in ratios.items()}
+    return Claim(
+        subject="A step with experts",
+        page=pages.MIXTURES.name,
+        against=", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch"),
+        result=tuple(f"{min(of):.2f}× to {max(of):.2f}× as fast as {stack}" for stack, of in ratios.items()),
+        loses=tuple(
+            f"{len(of)} of {len(ratios[stack])} comparisons with {stack}, at worst {min(of):.2f}×"
+            for stack, of in lost.items()
+            if of
+        ),
+        measured=f"{machine.date}, at {machine.commit}, {machine.hardware}",
+        release=machine.release,
+    )
+
+
 def _measured(results: Results) -> str:
     machine = results.machine
     stamps = "; ".join(f"{name}: {stamp.date}, {stamp.commit}" for name, stamp in results.measured.items())
-    return (
-        f"{machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB of memory,"
-        f" torch {machine.versions['torch']}. Measured on: {stamps}."
-    )
+    return f"{machine.hardware}, torch {machine.versions['torch']}. Measured on: {stamps}."
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

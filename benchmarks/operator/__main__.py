@@ -1,6 +1,6 @@
 """Measures the operator with many jobs: `python -m benchmarks.operator --jobs 200 --jobs 1000`.
 
-Writes docs/data/operator.json, and the section of docs/benchmarks.md.
+Writes docs/data/operator.json, the section of docs/benchmarks/operator.md, and the claim.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import click
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks import machine
-from benchmarks.gpu.report import REPORT, with_section
+from benchmarks import claims, machine, pages
 from benchmarks.operator.course import Course, Settings
-from benchmarks.operator.results import OPERATOR, Record, read, section
+from benchmarks.operator.results import OPERATOR, Record, claim, read, section
 from benchmarks.operator.site import site
+from benchmarks.quiet import quiet_machine
 from tests.support.load.audit import policy
 
 
@@ -27,7 +27,8 @@ from tests.support.load.audit import policy
 def main(jobs: tuple[int, ...], rate: float, sample: int, together: int, quiet: float, write: bool) -> None:
     for number in jobs:
         settings = Settings(number, rate, min(sample, number // 2), together, quiet)
-        record = _measured(settings)
+        with quiet_machine():
+            record = _measured(settings)
         progress.note(record.model_dump_json(indent=1))
         if write:
             _write(record)
@@ -40,7 +41,8 @@ def _measured(settings: Settings) -> Record:
         jobs=settings.jobs,
         date=datetime.now(UTC).date().isoformat(),
         commit=machine.commit(),
-        machine=f"{machine.cores()} cores ({machine.processor()}), {machine.memory_gib()} GiB",
+        release=machine.release(),
+        machine=machine.hardware(),
         rate=settings.rate,
         **measures,
     )
@@ -50,8 +52,8 @@ def _write(record: Record) -> None:
     OPERATOR.parent.mkdir(exist_ok=True)
     OPERATOR.write_text(read().with_record(record).model_dump_json(indent=1) + "\n")
     machine.stamp(OPERATOR)
-    REPORT.write_text(with_section(REPORT.read_text(), section()))
-    progress.note(f"wrote {OPERATOR} and {REPORT}")
+    pages.put_section(pages.OPERATOR, section())
+    claims.put(claim(read().records))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from benchmarks import pages
+from benchmarks.claims import Claim
 from benchmarks.results import RESULTS
 from tests.support.load.audit import percentile
 
@@ -77,6 +79,8 @@ class Record(BaseModel, frozen=True):
     jobs: int
     date: str
     commit: str
+    release: str = "0"
+    """Version of this project at the commit."""
     machine: str
     others: float
     """Processors used by unrelated programs in the same time."""
@@ -134,6 +138,12 @@ class Bar:
             return f"not measured at {MOST_JOBS:,} jobs"
         return f"reached: {self.shown(max(self.value(record) for record in wanted))}"
 
+    def is_reached(self, records: Sequence[Record]) -> bool:
+        return self.verdict(records).startswith("reached")
+
+    def worst(self, records: Sequence[Record]) -> str:
+        return self.shown(max(map(self.value, records)))
+
     def shown(self, value: float) -> str:
         return f"{value:.4g} {self.unit}".rstrip()
 
@@ -177,6 +187,23 @@ First all jobs are applied, and train. Then nothing changes for a while; then th
 started. Then some jobs end at a steady rate, and finally some more jobs end together."""
 
 
+def claim(records: Sequence[Record]) -> Claim:
+    newest = max(records, key=lambda record: record.date)
+    return Claim(
+        subject="Many jobs at once",
+        page=pages.OPERATOR.name,
+        against="",
+        result=tuple(f"{bar.what}: {bar.worst(records)}" for bar in BARS if bar.is_reached(records)),
+        loses=tuple(
+            f"{bar.what}: {bar.worst(records)} (aim: {bar.shown(bar.limit)})"
+            for bar in BARS
+            if not bar.is_reached(records)
+        ),
+        measured=f"{newest.date}, at {newest.commit}, {newest.machine}",
+        release=newest.release,
+    )
+
+
 def read() -> Records:
     return Records.model_validate_json(OPERATOR.read_bytes()) if OPERATOR.exists() else Records()
 
@@ -184,7 +211,7 @@ def read() -> Records:
 def section(records: Sequence[Record] | None = None) -> str:
     """Return the section as Markdown, by default of the newest results."""
     found = read().records if records is None else records
-    parts = ["## Operator", _TEXT, _table(found), _bars(found), _kinds(found), _measured(found)]
+    parts = ["## Many jobs", _TEXT, _table(found), _bars(found), _kinds(found), _measured(found)]
     return "\n\n".join(parts)
 
 

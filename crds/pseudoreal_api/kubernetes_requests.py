@@ -44,6 +44,18 @@ class Request:
     content_type: str = JSON
     accept: str = f"{JSON}, */*"
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `ApiClient.param_serialize`, which the synchronous and the asynchronous client of
+        Kubernetes share."""
+        return {
+            "method": self.method,
+            "resource_path": self.path,
+            "query_params": [*self.query],
+            "header_params": {"Accept": self.accept, "Content-Type": self.content_type},
+            "body": self.body,
+            "auth_settings": ["BearerToken"],
+        }
+
     def page(self, size: int, following: str | None) -> "Request":
         """Return the request for one page of a list. `following`: continue token of the page before; None: the first
         page."""

@@ -270,15 +270,7 @@ class Api:
 
     def _send(self, call: _Call) -> Any:
         """Return urllib3's response, with the body unread."""
-        request = call.request
-        sent = self._client.param_serialize(
-            request.method,
-            request.path,
-            query_params=[*request.query],
-            header_params={"Accept": request.accept, "Content-Type": request.content_type},
-            body=request.body,
-            auth_settings=["BearerToken"],
-        )
+        sent = self._client.param_serialize(**call.request.arguments())
         limits = (_CONNECT_SECONDS, call.answer_seconds)
         try:
             answer = self._client.call_api(*sent, _request_timeout=limits).response

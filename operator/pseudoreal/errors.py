@@ -1,6 +1,6 @@
-"""Errors of the client. Each text is a sentence with the remedy; the API server's own sentence is kept beside it.
+"""Errors of the client, and their translation from answers of the API server. Pure.
 
-`error_of_response` translates a failed request. Pure.
+The text of an error is a sentence for the user; `server_message` has the sentence of the API server.
 """
 
 import json
@@ -30,7 +30,7 @@ class ClientError(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may succeed later: no answer, an overloaded API server, or one that restarts."""
+        """Whether the same request may succeed later, because the API server is overloaded or restarts."""
         return self.status is not None and (self.status == 429 or self.status >= 500)
 
 

@@ -1,18 +1,18 @@
 """Measures the operator beside Kubeflow's: `python -m benchmarks.operator.beside --jobs 200 --workers 1000`.
 
-Writes docs/data/operator-beside.json, the section of docs/benchmarks.md, and its picture.
+Writes docs/data/operator-beside.json, the section of docs/benchmarks/operator.md, its picture, and the claim.
 """
 
 import click
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks import machine
-from benchmarks.gpu.report import REPORT, with_section
+from benchmarks import claims, machine, pages
 from benchmarks.operator.beside import reports
 from benchmarks.operator.beside.course import Load, measure
-from benchmarks.operator.beside.report import draw, section
+from benchmarks.operator.beside.report import claim, draw, section
 from benchmarks.operator.beside.results import BESIDE, Life, Lives, read
 from benchmarks.operator.beside.stacks import STACKS, TWO_PHASES, Stack
+from benchmarks.quiet import quiet_machine
 
 _PODS, _MANY = 2, (1000, 5000)
 _REPORTING_SECONDS = 30.0
@@ -37,13 +37,15 @@ def main(jobs: tuple[int, ...], workers: tuple[int, ...], only: tuple[str, ...],
             if stack is not TWO_PHASES:
                 _write(read().with_life(_measured(stack, Load(1, number, idle))))
     if reporters:
-        reporting = reports.measure(reporters, _REPORTING_SECONDS)
+        with quiet_machine():
+            reporting = reports.measure(reporters, _REPORTING_SECONDS)
         progress.note(reporting.model_dump_json(indent=1))
         _write(read().model_copy(update={"reporting": reporting}))
 
 
 def _measured(stack: Stack, load: Load) -> Life:
-    life = measure(stack, load)
+    with quiet_machine():
+        life = measure(stack, load)
     progress.note(life.model_dump_json(indent=1))
     return life
 
@@ -53,7 +55,8 @@ def _write(found: Lives) -> None:
     BESIDE.write_text(found.model_dump_json(indent=1) + "\n")
     machine.stamp(BESIDE)
     draw(found.lives)
-    REPORT.write_text(with_section(REPORT.read_text(), section(found)))
+    pages.put_section(pages.OPERATOR, section(found))
+    claims.put(claim(found))
 
 
 if __name__ == "__main__":

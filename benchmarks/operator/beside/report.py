@@ -1,6 +1,6 @@
-"""The section of docs/benchmarks.md on the operator beside Kubeflow's, and its plot."""
+"""The section of docs/benchmarks/operator.md on the operator beside Kubeflow's, its claim, and its plot."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -8,7 +8,8 @@ import matplotlib.pyplot as plt
 from pseudoreal_api.wire.reports import REPORT_SECONDS
 from pseudoreal_operator.endpoint.listener import MOST_CONNECTIONS
 
-from benchmarks import machine
+from benchmarks import machine, pages
+from benchmarks.claims import Claim
 from benchmarks.operator.beside.results import BESIDE, Life, Lives, Reporting, read
 from benchmarks.operator.beside.stacks import (
     CLIENT_LIMIT,
@@ -91,10 +92,39 @@ def section(results: Lives | None = None) -> str:
     results = results or read()
     found = results.lives
     loads = sorted({(life.workers, life.jobs) for life in found})
-    parts = ["## Operator beside Kubeflow's", _TEXT, _bars(results), _WHY, f"![{_PICTURED}](images/{PICTURE.name})"]
+    parts = ["## Beside Kubeflow's operators", _TEXT, _bars(results), _WHY, pages.picture(_PICTURED, PICTURE.name)]
     parts += [_table([life for life in found if (life.workers, life.jobs) == load]) for load in loads]
     parts += [_kinds(found), *([_reports(results.reporting)] if results.reporting else []), _measured(found)]
     return "\n\n".join(parts)
+
+
+def claim(results: Lives) -> Claim:
+    """Return the claim on jobs of few pods. Raises ValueError without such jobs of ours."""
+    many = [life for life in results.lives if life.jobs > 1]
+    ours = [life for life in many if life.stack == ONE_PHASE.title]
+    peers = [life for life in many if life.stack in PEERS]
+    most = max(life.jobs for life in ours)
+    stamp = machine.stamp_of(BESIDE)
+
+    def of(lives: Sequence[Life], value: Callable[[Life], float]) -> str:
+        return " and ".join(f"{value(life):,.0f}" for life in _in_order(lives) if life.jobs == most)
+
+    return Claim(
+        subject="Jobs beside Kubeflow's operators",
+        page=pages.OPERATOR.name,
+        against="Kubeflow's training operator 1.9.2; Kubeflow's Trainer 2.0.0 with JobSet 0.8.2",
+        result=(
+            f"with {most:,} jobs the operator takes {of(ours, lambda life: life.peak_bytes / _MB)} MB of memory,"
+            f" others {of(peers, lambda life: life.peak_bytes / _MB)} MB",
+        ),
+        loses=tuple(
+            f"{ratio:.2f} times the jobs a second of the faster peer, with {load:,} jobs"
+            for load, ratio in _speeds(many)
+            if ratio < 1
+        ),
+        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware()}",
+        release=stamp.release,
+    )
 
 
 _PICTURED = "Jobs a second, writes and processor for a job, and peak memory of the stacks"
@@ -157,14 +187,19 @@ def _reports(found: Reporting) -> str:
 
 
 def _speed(lives: Sequence[Life]) -> str:
-    """Return the verdict on our speed divided by the speed of the faster peer, for each load of many jobs."""
-    said = []
+    said = [
+        f"{'reached' if ratio >= 1 else '**not reached**'}: {ratio:.2f}× at {load:,} jobs"
+        for load, ratio in _speeds(lives)
+    ]
+    return "; ".join(said) or "not measured"
+
+
+def _speeds(lives: Sequence[Life]) -> Iterator[tuple[int, float]]:
+    """Yield our speed divided by the speed of the faster peer, for each load of many jobs."""
     for load in sorted({life.jobs for life in lives if life.jobs > 1}):
         found = {life.stack: life.jobs_per_second for life in lives if life.jobs == load}
         if ONE_PHASE.title in found and (peers := [found[peer] for peer in PEERS if peer in found]):
-            ratio = found[ONE_PHASE.title] / max(peers)
-            said.append(f"{'reached' if ratio >= 1 else '**not reached**'}: {ratio:.2f}× at {load:,} jobs")
-    return "; ".join(said) or "not measured"
+            yield load, found[ONE_PHASE.title] / max(peers)
 
 
 def _writes(lives: Sequence[Life], title: str, most: float) -> str:
@@ -197,10 +232,9 @@ def _kinds(lives: Sequence[Life]) -> str:
 
 
 def _measured(lives: Sequence[Life]) -> str:
-    about = f"{machine.cores()} cores ({machine.processor()}), {machine.memory_gib()} GiB of memory."
     busy = any(life.others > _QUIET for life in lives)
     warning = " **Other programs ran meanwhile**: compare the columns of a table, and quote no seconds." if busy else ""
-    return f"{about} {machine.stamped(BESIDE)}{warning}"
+    return f"{machine.hardware()}. {machine.stamped(BESIDE)}{warning}"
 
 
 def _shown(found: Quantiles) -> str:

@@ -71,10 +71,9 @@ class GradientCorrelation(ApiModel):
     blocks."""
 
     below: DecimalString = Field(
-        "0.99",
         description="below is the cosine under which the gradients of two neighbouring layers of a block count as"
-        " different; a check is met when more than half of these pairs differ. Neighbours of pre-norm"
-        " layers agree closely: 0.5, known from BERT, is never reached.",
+        " different; a check is met when more than half of these pairs differ. No value has been shown to"
+        " choose the best moment. Neighbours of pre-norm layers agree closely: 0.5, known from BERT, is never reached."
     )
     every_steps: int = Field(
         100, ge=1, le=1_000_000_000, description="everySteps is the number of training steps between two checks."

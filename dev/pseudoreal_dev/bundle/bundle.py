@@ -55,7 +55,7 @@ def make() -> None:
     _write(found)
     size = check_size(FOLDER)
     progress.note(f"{FOLDER.name}: {len(found.files)} modules, {len(carried)} wheels, {size / 2**20:.1f} MiB")
-    progress.note(f"on a machine with a GPU: bash {FOLDER.name}/run.sh test|bench|profile|method")
+    progress.note(f"on a machine with a GPU: bash {FOLDER.name}/run.sh all|doctor|test|bench|profile|method")
 
 
 def project_sources() -> sources.Closure:

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests, the benchmark or the trials of a machine with a GPU. Installs nothing, needs no network and no root.
+#   bash run.sh all       doctor, tests and benchmark in 10 minutes, and one file to send back; [--device cpu] [--tiny]
+#   bash run.sh doctor    driver, devices, copies, links, all-reduces, and training steps from each home; [--device cpu]
 #   bash run.sh test      at most 8 minutes; [--device cpu] [--tiny], and options of pytest
 #   bash run.sh bench     at most 9 minutes; [--out FILE] [--folder FOLDER of the home disk] [--device cpu] [--tiny]
 #   bash run.sh profile   a trace of some steps; [--model 1B|4B] [--home device|host|disk] [--tokens N] [--out FILE]
@@ -9,11 +11,13 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 verb="${1:-}"
 case "$verb" in
+  all) program=benchmarks.gpu.collect ;;
+  doctor) program=benchmarks.gpu.doctor ;;
   test) program=tests.gpu.run ;;
   bench) program=benchmarks.gpu.bench ;;
   profile) program=benchmarks.gpu.profile ;;
   method) program=benchmarks.method.gpu ;;
-  *) sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,9s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 shift
 python="${PYTHON:-python3}"

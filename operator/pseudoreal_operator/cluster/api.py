@@ -240,14 +240,7 @@ class Api:
     async def _send(self, request: Request, timeout: ClientTimeout = _REQUEST_TIMEOUT) -> Any:
         """Send a request; return the client's response with its body unread. Raises ApiException for a status other
         than 2xx."""
-        sent = await self._client.param_serialize(
-            request.method,
-            request.path,
-            query_params=[*request.query],
-            header_params={"Accept": request.accept, "Content-Type": request.content_type},
-            body=request.body,
-            auth_settings=["BearerToken"],
-        )
+        sent = await self._client.param_serialize(**request.arguments())
         code, started = NO_ANSWER, time.monotonic()
         try:
             answer = await self._client.call_api(*sent, _request_timeout=timeout)

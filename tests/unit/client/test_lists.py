@@ -55,8 +55,8 @@ class Server:
     def configuration(self) -> Any:
         return type("Configuration", (), {"host": "https://cluster"})
 
-    def param_serialize(self, method: str, path: str, **request: Any) -> tuple[Any, ...]:
-        return method, path, request
+    def param_serialize(self, method: str, resource_path: str, **request: Any) -> tuple[Any, ...]:
+        return method, resource_path, request
 
     def call_api(self, _method: str, path: str, request: Json, **_: Any) -> Any:
         self.asked.append(request)

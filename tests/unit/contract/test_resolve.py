@@ -324,7 +324,7 @@ def test_phase_has_its_own_layers() -> None:
             r"Interleaved on 3 pipeline ranks needs a multiple of them as the number of layers, which is 4",
         ),
         (
-            [SHALLOW | {"until": {"step": 5, "gradientCorrelation": {}}}, DEEP],
+            [SHALLOW | {"until": {"step": 5, "gradientCorrelation": {"below": "0.9"}}}, DEEP],
             r"the phase has 4 blocks for spec.phases\[shallow\].layers 4; remove it",
         ),
         (

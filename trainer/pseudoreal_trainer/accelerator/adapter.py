@@ -49,5 +49,5 @@ class Adapter:
         return next((group for group in made if isinstance(group, dist.ProcessGroup)), None)
 
     def can_group(self, _: torch.dtype) -> bool:
-        """Return whether torch has grouped kernels (`grouped_mm`) for the device and the type."""
+        """Return whether `torch.nn.functional.grouped_mm` multiplies matrices of this type on the device."""
         return False

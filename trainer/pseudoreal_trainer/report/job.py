@@ -28,7 +28,7 @@ _MOST_PICTURES = 8
 class Job:
     name: str
     label: str
-    """Name that tells the job from the others on the page."""
+    """Name on the page: `name`, with a part of the folder where two jobs have the same name."""
     folder: str
     uid: str | None
     steps: Steps

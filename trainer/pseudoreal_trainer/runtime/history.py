@@ -31,7 +31,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 HISTORY = "history"
 """Name of the folder, beside `checkpoints/`."""
 _WRITE_SECONDS = 10.0
-"""Time limit in seconds for the last entry of a pod, because the volume may hang."""
+"""Longest wait in seconds for the write of a start or an end, because the volume may hang."""
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class HistoryEntry(ApiModel):
 
 def record_start(config: PhaseConfig, step: int, checkpoint: str | None, restart: int) -> None:
     """Record that the ranks begin to train. `checkpoint`: name of the checkpoint they go on from; None: fresh
-    weights."""
+    weights. Waits at most `_WRITE_SECONDS`: all ranks wait for the first one's start."""
     entry = _entry("Started", config).model_copy(
         update={
             "step": step,
@@ -72,7 +72,7 @@ def record_start(config: PhaseConfig, step: int, checkpoint: str | None, restart
             "config": config.to_dict(),
         }
     )
-    _write(config, entry)
+    _write_in_thread(config, entry).join(_WRITE_SECONDS)
 
 
 def record_restart_in_place(config: PhaseConfig, why: InPlace, ranks: Sequence[int]) -> None:

@@ -108,12 +108,12 @@ def test_sizes_follow_each_other_and_within_a_size_the_seeds(order: list[Planned
     assert places == sorted(places)
 
 
-def test_remedies_come_between_the_first_and_the_second_size(order: list[Planned]) -> None:
+def test_remedies_come_between_the_second_and_the_third_size(order: list[Planned]) -> None:
     """They have three seeds, at the rates of their base; one has the rates of the arms that its stages are like."""
     runs = [one.run for one in order if one.role == "compared"]
     places = [place for place, run in enumerate(runs) if run.arm in REMEDIES[run.study]]
-    assert {run.width for run in runs[: places[0]]} == {24}
-    assert {run.width for run in runs[places[-1] + 1 :]} == {16, 32}
+    assert {run.width for run in runs[: places[0]]} == {24, 16}
+    assert {run.width for run in runs[places[-1] + 1 :]} == {32}
     found = Counter((run.study, run.arm.name) for run in (runs[place] for place in places))
     assert found == {(study, arm.name): 3 for study, arms in REMEDIES.items() for arm in arms}
     assert {runs[place].first_rate for place in places} == {None, 32e-3, 4e-3}

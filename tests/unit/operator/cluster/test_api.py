@@ -56,8 +56,8 @@ async def test_pod_group_requests_go_to_the_api_group_of_its_scheduler() -> None
     paths: list[str] = []
 
     class Client:
-        async def param_serialize(self, _method: str, path: str, **_: Any) -> tuple[()]:
-            paths.append(path)
+        async def param_serialize(self, resource_path: str, **_: Any) -> tuple[()]:
+            paths.append(resource_path)
             return ()
 
         async def call_api(self, **_: Any) -> Answer:

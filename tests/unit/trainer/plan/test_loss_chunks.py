@@ -47,7 +47,8 @@ def test_logits_of_a_loss_chunk_fit_the_bound(vocabulary: int, width: int, token
 def test_logits_of_a_loss_chunk_take_a_share_of_the_devices_memory(
     device: Device, memory: float | None, most: int
 ) -> None:
-    """A power of two: GPUs of one kind, whose memory may differ by a few bytes, have the same chunks."""
+    """The share is rounded down to a power of two, so that GPUs of one kind have equal chunks although their memory
+    differs by a few bytes."""
     assert logit_bytes(device, None if memory is None else int(memory)) == most
     if memory is not None and device == "accelerator" and most > 16 << 20:
         assert memory / 128 < most <= memory / 64

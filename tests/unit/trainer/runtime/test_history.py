@@ -81,6 +81,7 @@ def test_storage_that_refuses_or_hangs_ends_nothing(
     monkeypatch.setattr(history, "_WRITE_SECONDS", 0.1)
     monkeypatch.setattr(FileStorage, "make_folder", lambda _: released.wait(60))
     before = time.monotonic()
+    record_start(config(0), 0, None, restart=0)
     record_end(config(0), termination_message("Failed", config(0), "why"))
     assert time.monotonic() - before < 30
     released.set()

@@ -304,7 +304,7 @@ class Machine:
                 self._access(block, _span(tensor), operation, label, is_write=is_write)
 
     def access_on_host(self, tensor: Tensor, label: str, *, is_write: bool) -> None:
-        """Record that this thread accesses a tensor without torch."""
+        """Record an access by code that is not torch's, such as a read of a file into the tensor's memory."""
         if self.is_on_device(tensor):
             self.misuse(f"the host accesses memory of the device in {labelled(label)}")
         self.access(tensor, self.begin_on_host(), labelled(label), is_write=is_write)

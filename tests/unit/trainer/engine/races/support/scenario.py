@@ -37,7 +37,7 @@ class TrainedCase:
 
     case: Case
     device: str = "cuda"
-    """Type of the emulated device; cpu: none."""
+    """torch's type of the device; on cpu no device is emulated."""
     threads: int = 1
     """Threads of an update on the host."""
     traces: bool = False

@@ -19,7 +19,7 @@ PRIMITIVES = ("Streams.", "synchronize")
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """A call of `wait`, `wait_event` or `synchronize` in the engine."""
+    """A place in the engine's source: a call of a function named in `NAMES`."""
 
     file: str
     """Path below the trainer's package."""

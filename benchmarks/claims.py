@@ -1,0 +1,107 @@
+"""The claims of docs/benchmarks.md: how this project compares with others, and where it loses.
+
+Each benchmark computes its claims from its raw results and puts them into docs/data/claims.json; docs/benchmarks.md is
+written from that file alone.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from pydantic import BaseModel
+
+from benchmarks.pages import CLAIMS, PAGES
+from benchmarks.results import RESULTS
+
+RECORD = RESULTS / "claims.json"
+OLDEST = 1
+"""Minor releases by which a figure in README may be older than the code."""
+
+
+class Claim(BaseModel, frozen=True):
+    subject: str
+    """Title of the claim; a page makes one claim about a subject."""
+    page: str
+    """Name of the page of tables, such as steps.md."""
+    against: str
+    """Compared programs with their versions; empty if the claim is about this project alone."""
+    result: tuple[str, ...]
+    loses: tuple[str, ...]
+    """Comparisons that this project loses, and bars that it does not reach."""
+    measured: str
+    """Date, commit and machine."""
+    release: str
+    """Version of this project at the commit."""
+    in_readme: str = ""
+    """Words with the claim's figures that README repeats; empty: README does not name the claim."""
+    is_copied: bool = False
+    """True if the figures were copied from tables whose raw results were not kept."""
+
+
+class Record(BaseModel):
+    claims: list[Claim] = []
+
+    def with_claims(self, claims: Sequence[Claim]) -> "Record":
+        """Return the record with these claims, in the order of the record, in place of those about the same subject of
+        the same page."""
+        found = {(claim.page, claim.subject): claim for claim in [*self.claims, *claims]}
+        return Record(claims=[*found.values()])
+
+
+def put(*claims: Claim) -> None:
+    """Record the claims, and write the page."""
+    found = read().with_claims(claims)
+    RECORD.write_text(found.model_dump_json(indent=1) + "\n")
+    CLAIMS.write_text(page(found))
+
+
+def read(path: Path = RECORD) -> Record:
+    return Record.model_validate_json(path.read_bytes()) if path.exists() else Record()
+
+
+def page(record: Record) -> str:
+    parts = [_HEAD, *map(_section, record.claims)]
+    if any(claim.is_copied for claim in record.claims):
+        parts.append(_COPIED)
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = """# Benchmarks
+
+Each claim has its own page of tables. A program writes claims and tables from raw results in `docs/data/`. All figures
+are of small models on two cores: no figure is of a GPU. Whether pseudo-to-real training pays is [measured
+apart](method.md)."""
+_COPIED = "Figures marked † were copied from tables whose raw results were not kept."
+
+
+def _section(claim: Claim) -> str:
+    lines = [f"- {result[0].upper()}{result[1:]}." for result in claim.result]
+    lines += [f"- **Loses**: {loss}." for loss in claim.loses]
+    against = f" Beside {claim.against}." if claim.against else ""
+    mark = " †" if claim.is_copied else ""
+    measured = fill(f"Measured on {claim.measured}, release {claim.release}{mark}.{against}", 120)
+    return f"## [{claim.subject}]({PAGES.name}/{claim.page})\n\n" + "\n".join(lines) + f"\n\n{measured}"
+
+
+def outdated(claims: Sequence[Claim], readme: str, release: str) -> list[str]:
+    """Return a sentence for each figure that README lacks, or that was measured more than `OLDEST` minor releases
+    before `release`."""
+    found = []
+    words = " ".join(readme.split())
+    for claim in (claim for claim in claims if claim.in_readme):
+        if claim.in_readme not in words:
+            found.append(f"README lacks {claim.in_readme!r}, the figure of {claim.subject!r}")
+        if _minor(release) - _minor(claim.release) > OLDEST:
+            found.append(
+                f"README says {claim.in_readme!r}, measured with release {claim.release}; measure {claim.subject!r}"
+                f" again with release {release}"
+            )
+    return found
+
+
+def _minor(release: str) -> int:
+    """Return the number of the minor release, over all major releases."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    assert found is not None, "releases are named by numbers"
+    return 1000 * int(found[1]) + int(found[2])

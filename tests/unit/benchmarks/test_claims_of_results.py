@@ -1,0 +1,165 @@
+"""The claim of each benchmark counts wins and losses of its raw results."""
+
+from benchmarks import checkpoints, predictions, step_times
+from benchmarks.cases import Case
+from benchmarks.checkpoints import OURS_ASYNC, OURS_SYNC, Measured, Saving
+from benchmarks.data import report as data_report
+from benchmarks.data.results import ALONE, OURS, Cell, Preparing, Resident
+from benchmarks.data.results import Results as DataResults
+from benchmarks.machine import Stamp
+from benchmarks.moe import steps_report
+from benchmarks.moe.beside.cases import WARM_UP
+from benchmarks.moe.beside.cases import Case as MixtureCase
+from benchmarks.moe.beside.names import DEEPSPEED, GRADIENTS
+from benchmarks.moe.results import Beside
+from benchmarks.moe.results import Results as MixtureResults
+from benchmarks.moe.results import Run as MixtureRun
+from benchmarks.moe.results import Step as MixtureStep
+from benchmarks.operator.beside import report as beside_report
+from benchmarks.operator.beside.results import Idle, Life, Lives
+from benchmarks.operator.results import Quantiles
+from benchmarks.predictions import Prediction
+from benchmarks.results import Machine, Results, Run, Step
+from benchmarks.summary import DEVICE, WHOLE
+
+MACHINE = Machine(
+    processor="one",
+    cores=2,
+    memory_gib=4.0,
+    versions={"torch": "2", "deepspeed": "1"},
+    date="2026-11-26",
+    commit="0123abc",
+    release="0.4.0",
+)
+STAMP = Stamp(date="2026-11-26", commit="0123abc", release="0.4.0")
+
+
+def test_step_times_count_quiet_comparisons_by_peer() -> None:
+    """fully_shard is slower in the one case, and DistributedDataParallel faster; a cell that is not quiet counts
+    nowhere."""
+    case, noisy = (Case(model="tiny", micro_batches=n, recompute=False) for n in (1, 4))
+    seconds = {
+        (DEVICE, case): [1.0, 1.0, 1.0],
+        (WHOLE, case): [1.0, 1.0, 1.0],
+        ("fully_shard", case): [2.0, 2.0, 2.0],
+        ("DistributedDataParallel", case): [0.5, 0.5, 0.5],
+        (DEVICE, noisy): [1.0, 1.0, 1.0],
+        ("fully_shard", noisy): [0.1, 1.0, 9.0],
+    }
+    runs = [
+        Run(stack=stack, case=of, round=0, warm_up=0, steps=[Step(seconds=s, loss=1.0) for s in found])
+        for (stack, of), found in seconds.items()
+    ]
+    claim = step_times.claim(Results(machine=MACHINE, runs=runs))
+    assert claim.in_readme == "faster than torch and DeepSpeed in 1 of 2 comparisons of a training step"
+    assert claim.result == (f"{claim.in_readme}, by 2.00× to 2.00×",)
+    assert claim.loses == ("1 of 1 comparisons with DistributedDataParallel, at worst 0.50×",)
+    assert claim.release == "0.4.0"
+
+
+def test_predictions_count_those_near_and_name_the_worst() -> None:
+    found = [
+        Prediction(label="near", predicted=1.1, measured=1.0),
+        Prediction(label="far", predicted=0.5, measured=1.0),
+    ]
+    claim = predictions.claim(found, STAMP)
+    assert claim.result == ("1 of 2 predictions of `pseudoreal plan` are within 20%",)
+    assert claim.loses == ("-50% with far",)
+    assert predictions.claim(found[:1], STAMP).loses == ()
+
+
+def test_checkpoints_name_each_faster_save() -> None:
+    def saving(way: str, seconds: float, still: float) -> Saving:
+        return Saving(way=way, seconds=seconds, stall_seconds=still, extra_bytes=0)
+
+    savings = [
+        saving(OURS_ASYNC, 2.0, 0.004),
+        saving(OURS_SYNC, 2.0, 2.0),
+        saving("fast", 1.0, 1.0),
+        saving("slow", 3.0, 0.5),
+    ]
+    seconds = dict.fromkeys(
+        (
+            "copy_seconds",
+            "read_seconds",
+            "load_seconds",
+            "cold_read_seconds",
+            "cold_load_seconds",
+            "dcp_load_seconds",
+            "step_seconds",
+        ),
+        1.0,
+    )
+    claim = checkpoints.claim(Measured(bytes=1, savings=savings, **seconds), STAMP)
+    assert claim.result == ("an asynchronous save stops training for 4 ms; others stop training for 500 ms or more",)
+    assert claim.loses == ("a synchronous save takes 2.0 times as long as with fast",)
+
+
+def test_data_separates_bars_that_are_reached_from_the_others() -> None:
+    preparing = Preparing(
+        cells=[Cell(stack=OURS, case="text", seconds=[2.0] * 3), Cell(stack=ALONE, case="text", seconds=[1.0] * 3)],
+        text_bytes=1,
+        documents=1,
+        vocabulary=1,
+        train_seconds=1.0,
+    )
+    resident = Resident(
+        samples=1, sequence=1, token_bytes=1, files=1, steps=1, batch=1, before_bytes=0, grown_bytes=50 << 20
+    )
+    results = DataResults(
+        machine=MACHINE, preparing=preparing, resident=resident, measured={"preparing": STAMP, "resident": STAMP}
+    )
+    claim = data_report.claim(results)
+    assert claim.result == ("memory of a rank at 10^12 samples: 50.0 MiB",)
+    assert "text a second, beside the tokenizer alone: 50.0% (aim: at least 85.0%)" in claim.loses
+    assert "share of a step that waits for data: not measured (aim: less than 1.00%)" in claim.loses
+
+
+def test_mixtures_compare_medians_of_steps_with_the_same_sharding() -> None:
+    case, other = (MixtureCase(experts=16, micro_batches=n, compute="float32") for n in (1, 4))
+
+    def run(stack: str, of: MixtureCase, seconds: float) -> MixtureRun:
+        steps = [MixtureStep(seconds=99.0, processor=1.0, loss=1.0)] * WARM_UP
+        return MixtureRun(stack=stack, case=of, steps=[*steps, MixtureStep(seconds=seconds, processor=1.0, loss=1.0)])
+
+    runs = [
+        run(GRADIENTS, case, 1.0),
+        run(DEEPSPEED, case, 2.0),
+        run(GRADIENTS, other, 1.0),
+        run(DEEPSPEED, other, 0.8),
+    ]
+    claim = steps_report.claim(
+        MixtureResults(machine=MACHINE, beside=Beside(runs=runs, versions={"torch": "2", "deepspeed": "1"}))
+    )
+    assert claim.result == (f"0.80× to 2.00× as fast as {DEEPSPEED}",)
+    assert claim.loses == (f"1 of 2 comparisons with {DEEPSPEED}, at worst 0.80×",)
+    assert claim.against == "deepspeed 1"
+
+
+def test_operator_beside_others_loses_where_the_faster_peer_has_more_jobs_a_second() -> None:
+    def life(stack: str, jobs: int, seconds: float, megabytes: int) -> Life:
+        return Life(
+            stack=stack,
+            jobs=jobs,
+            workers=2,
+            seconds=seconds,
+            requests={},
+            writes=1.0,
+            processor_seconds=1.0,
+            servers_seconds=1.0,
+            peak_bytes=megabytes * 10**6,
+            reaction=Quantiles(count=1, p50=1.0, p99=1.0),
+            others=0.0,
+            idle=Idle(seconds=1.0, processor_share=0.0, requests=0, writes=0),
+        )
+
+    lives = [
+        life("pseudoreal", 200, 10.0, 100),
+        life("training-operator", 200, 20.0, 200),
+        life("pseudoreal", 1000, 100.0, 110),
+        life("training-operator", 1000, 50.0, 400),
+        life("Trainer and JobSet", 1000, 80.0, 500),
+    ]
+    claim = beside_report.claim(Lives(lives=lives))
+    assert claim.result == ("with 1,000 jobs the operator takes 110 MB of memory, others 400 and 500 MB",)
+    assert claim.loses == ("0.50 times the jobs a second of the faster peer, with 1,000 jobs",)
