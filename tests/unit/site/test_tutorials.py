@@ -25,7 +25,9 @@ from tests.support.documents import FENCE
 
 PAGES = sorted((REPOSITORY / "docs/tutorials").glob("*.md"))
 PROGRAM = re.compile(r"^(?:\.venv(?:-run)?/bin/|kubectl )?pseudoreal (?P<words>.*)$")
-FILE = re.compile(r"`(?P<name>[\w./-]+\.yaml)`[^`]*\n\n```yaml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r"[Ww]rite `(?P<name>[\w./-]+\.yaml)`(?:(?!```).)*```yaml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 """A file that a page tells its reader to write."""
 
 
