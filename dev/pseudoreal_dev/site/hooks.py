@@ -83,7 +83,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file outside docs/ that a document links to, and the script for search without a server."""
+    """Add a page for each file outside docs/ that a document links to, our style, and the script for search offline."""
     open_documents = [_DOCUMENTS / file.src_uri for file in files.documentation_pages()]
     while open_documents:
         document = open_documents.pop()
@@ -96,8 +96,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 files.append(_file(path, place, config))
             if path.suffix == ".md" or place.endswith("/index.md"):
                 open_documents.append(path)
-    script = "assets/javascripts/iframe-worker.js"
-    files.append(File.generated(config, script, abs_src_path=str(_HERE / "iframe-worker.js")))
+    for place in ("assets/javascripts/iframe-worker.js", "assets/stylesheets/site.css"):
+        files.append(File.generated(config, place, abs_src_path=str(_HERE / Path(place).name)))
     return files
 
 

@@ -84,7 +84,8 @@ def test_the_targets_of_make_exist() -> None:
         for words in re.findall(r"\bmake ([^\n|&]+)", step.get("run", ""))
         for target in re.findall(r"(?<!\S)[a-z][a-z-]+(?!\S)", words)
     }
-    assert named >= {"lint", "site", "site-version", "test-unit", "test-integration", "test-minors", "test-deep", "demo"}
+    tested = {"lint", "test-unit", "test-integration", "test-minors", "test-deep", "demo"}
+    assert named >= {*tested, "site", "site-version"}
     assert named <= known
 
 
