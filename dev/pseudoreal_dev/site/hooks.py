@@ -54,13 +54,14 @@ class _Repository:
         return _DOCUMENTS / source
 
     def place_of(self, path: PurePosixPath) -> str | None:
-        """Return the place in the site of a file or folder; None if there is no such file."""
+        """Return the place in the site of a file or folder; None if the repository has no such file."""
         if path.is_relative_to(_DOCUMENTS):
             return str(path.relative_to(_DOCUMENTS))
         if path in self.places:
             return self.places[path]
         file = self.root / path
-        if not file.exists():
+        # A link that leaves the repository would publish a file of the machine.
+        if not file.exists() or not file.resolve().is_relative_to(self.root.resolve()):
             return None
         # MkDocs leaves out names that begin with a dot.
         base = "repository/" + "/".join(part.removeprefix(".") for part in path.parts)
