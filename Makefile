@@ -272,9 +272,9 @@ WITHOUT_TORCH = $$(sed -nE 's/^(torch|triton|(cuda|nvidia)-[a-z0-9-]+)==.*/--no-
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirements/
 	for group in uv build audit site; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
-	$(COMPILE) --extra operator --extra trainer --extra data $(PLACES) --extra tensorboard --extra dev --extra peers -o requirements/all.txt
+	$(COMPILE) --extra operator --extra trainer --extra data $(PLACES) --extra ui --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
-	$(COMPILE) --extra trainer --extra plot --constraint requirements/all.txt $(WITHOUT_TORCH) -o requirements/run.txt
+	$(COMPILE) --extra trainer --extra plot --extra ui --constraint requirements/all.txt $(WITHOUT_TORCH) -o requirements/run.txt
 	$(COMPILE) --extra operator --extra client --extra test --constraint requirements/all.txt -o requirements/test.txt
 	echo torch | $(LOCK) --constraint requirements/all.txt - -o requirements/torch.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt

@@ -6,12 +6,16 @@ import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from hypothesis import settings
 
 from tests.support.depth import DEPTH
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 settings.register_profile("usual", deadline=None)
 settings.register_profile("deep", deadline=None, max_examples=2000, print_blob=True)
@@ -56,6 +60,15 @@ def _own_logs() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A browser for all tests of a module."""
+    from tests.support.browser import launched  # the package is one of PEERS
+
+    with launched() as browser:
+        yield browser
 
 
 def pytest_report_header() -> str | None:

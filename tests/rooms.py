@@ -40,7 +40,7 @@ CLIENT = Package("pseudoreal", Path(pseudoreal.__file__).parent, ("",), ())
 COMMANDS = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
-    ("", "view", "capacity", "commands"),
+    ("", "view", "capacity", "commands", "ui"),
     ("completion",),
 )
 TRAINER = Package(
@@ -52,7 +52,7 @@ TRAINER = Package(
         *("storage", "accelerator", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.reading", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training", "measure", "report", "cli"),
+        *("preflight", "training", "measure", "report", "ui", "cli"),
     ),
     ("__main__",),
 )

@@ -142,10 +142,13 @@ class Api:
     def each(self, kind: str, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Json]:
         """Return all objects of a kind in the namespace; None means all namespaces. The objects lack `kind` and
         `apiVersion`."""
-        request = kubernetes_requests.list_of(kind, namespace, selector, fields=fields)
-        return [*self._pages(request, Target("list", plural_of(kind), "", namespace))]
+        return [body for page in self.pages(kind, namespace, selector, fields=fields) for body in page["items"]]
 
-    def _pages(self, request: Request, target: Target) -> Iterator[Json]:
+    def pages(self, kind: str, namespace: str | None, selector: str = "", *, fields: str = "") -> Iterator[Json]:
+        """Yield the objects page by page, as lists of Kubernetes: `items`, and `metadata` with the version of the
+        list, which is that of all its pages."""
+        request = kubernetes_requests.list_of(kind, namespace, selector, fields=fields)
+        target = Target("list", plural_of(kind), "", namespace)
         following, most = "", _PAGE
         while True:
             page_request = request.page(most, following)
@@ -157,7 +160,7 @@ class Api:
                     continue
                 page = self._read_metadata(_Call(page_request.list_metadata_only(), target), reason)
             else:
-                yield from page["items"]
+                yield page
                 most = min(_PAGE, 2 * most)
             following = page["metadata"].get("continue") or ""
             if not following:
@@ -200,7 +203,12 @@ class Api:
         call = _Call(request, Target("watch", KIND, name, namespace), _SILENCE_SECONDS)
         return self._lines(call, MOST_BYTES)
 
-    def event_of(self, line: bytes, namespace: str, name: str) -> tuple[str, Json]:
+    def watch_jobs(self, namespace: str | None, version: str) -> Lines:
+        """Return the changes of all jobs after `version`, as `watch_job` does. `namespace`: None: of all namespaces."""
+        request = kubernetes_requests.watch(KIND, namespace, "", version, _WATCH_SECONDS)
+        return self._lines(_Call(request, Target("watch", KIND, "", namespace), _SILENCE_SECONDS), MOST_BYTES)
+
+    def event_of(self, line: bytes, namespace: str | None, name: str) -> tuple[str, Json]:
         """Return type and object of a change. Raises ClientError for an error of the watch."""
         target = Target("watch", KIND, name, namespace)
         if len(line) > MOST_BYTES:

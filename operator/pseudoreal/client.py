@@ -18,11 +18,12 @@ from pseudoreal.api import Api
 from pseudoreal.changes import Change
 from pseudoreal.connect import connect
 from pseudoreal.errors import ClientError, Conflict, JobEnded, JobFailed, NamespaceConflict, Unreadable, WaitTimeout
+from pseudoreal.first_rank import is_of_rank_0
 from pseudoreal.job import Job
 from pseudoreal.logs import Logs, Selection
 from pseudoreal.metrics import Row, rows_of_log
 from pseudoreal.observed_job import ObservedJob, one_line
-from pseudoreal.pods import has_started, ranks_of
+from pseudoreal.pods import has_started
 from pseudoreal.watch import Watch
 
 Json = dict[str, Any]
@@ -176,10 +177,7 @@ class Client:
         """
         job = self.observe(name)
         executions = job.executions(self.api.each("Pod", job.namespace, job.selector))
-        # Where a topology decided the ranks of an earlier execution, they are unknown: take the first pod.
-        firsts = [
-            pod for pods in executions for pod in pods if has_started(pod) and 0 in (ranks_of(job, pod) or [pod.index])
-        ]
+        firsts = [pod for pods in executions for pod in pods if has_started(pod) and is_of_rank_0(job, pod)]
         return rows_of_log(line for pod in firsts for line in self._newest_lines(job.namespace, pod.name))
 
     def _newest_lines(self, namespace: str, pod: str) -> Iterator[str]:

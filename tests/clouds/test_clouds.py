@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.reading.files import RemoteFile
@@ -19,6 +21,7 @@ from pseudoreal_trainer.storage import objects
 from pseudoreal_trainer.storage.objects import ObjectStorage
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.storage.services import StorageUnavailable
+from pseudoreal_trainer.ui.following import FollowedFolder
 
 from tests.clouds.conftest import Bucket
 from tests.unit.trainer.data.prepare.support import corpora
@@ -163,3 +166,37 @@ def test_text_is_prepared_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.write("text/en/a.jsonl", lines + b"\n")
     with pytest.raises(TrainingError, match="has changed while it was read"):
         group.inputs[0].check_unchanged()
+
+
+def test_a_page_shows_a_job_of_any_cloud_and_follows_it(
+    bucket: Bucket, config: Callable[..., Any], train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The written page, and the live one: it reads new parts of the metrics, and only these."""
+    url = f"{bucket.url}/job"
+    first = config(0).model_copy(update={"object_storage": url})
+    train(first)
+    followed = FollowedFolder(storage_path(url))
+    files = followed.read()
+    assert files is not None
+    assert [*files.steps.step] == [1, 2, 3, 4, 5, 6]
+    assert [head.name for head in files.checkpoints] == ["pseudo-00000005", "pseudo-00000006"]
+    assert followed.read() is None
+    shown = CliRunner().invoke(main, ["report", url, "-o", str(tmp_path / "page.html")])
+    assert shown.exit_code == 0, shown.output
+    page = (tmp_path / "page.html").read_text()
+    assert all(text in page for text in ("pseudo-00000006", "at step 6", url))
+    assert "has no history/" not in page
+
+    part = next(key for key in bucket.found() if key.startswith("job/metrics/"))
+    line = json.loads(bucket.read(part).splitlines()[-1])
+    for step in (7, 8):
+        bucket.write(f"job/metrics/{step:012d}/lines.jsonl", json.dumps(line | {"step": step}).encode() + b"\n")
+        newer = followed.read()
+        assert newer is not None
+        assert newer.steps.step[-1] == step
+    # A restart from the checkpoint of step 5 removes the parts after it.
+    for key in [key for key in bucket.found() if key.startswith("job/metrics/") and int(key.split("/")[2]) > 5]:
+        bucket.remove(key)
+    again = followed.read()
+    assert again is not None
+    assert [*again.steps.step] == [1, 2, 3, 4, 5]

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import click
 from pseudoreal.client import Client
 from pseudoreal.errors import ClientError, NotFound
+from pseudoreal.first_rank import FirstRankLogs
 from pseudoreal.observed_job import ObservedJob
-from pseudoreal.pods import has_started
-from pseudoreal_operator.observe.view import Pod
 from pseudoreal_trainer.cli.common import CommandError
 from rich.console import Console
 from rich.live import Live
@@ -19,10 +18,6 @@ from pseudoreal_client.view.history import History
 from pseudoreal_client.view.rows import summary_line
 
 POLL_SECONDS = 2.0
-_LINES = 20_000
-"""Maximum number of log lines per read."""
-_OVERLAP_SECONDS = 10
-"""Seconds of overlap between two reads of a log, because clocks differ; lines read twice count once."""
 
 
 @click.command()
@@ -56,16 +51,20 @@ class _Watcher:
     client: Client
     name: str
     history: History = field(default_factory=History)
-    _read: dict[str, float] = field(default_factory=dict)
-    """Pod name -> time (time.monotonic) of the last read of its log."""
+    """Lines that are read twice count once in it."""
+
+    def __post_init__(self) -> None:
+        self._logs = FirstRankLogs(self.client.api)
 
     def take_snapshot(self) -> Snapshot:
-        api = self.client.api
         job = self.client.observe(self.name)
-        executions = job.executions(api.each("Pod", job.namespace, job.selector))
+        executions = job.executions(self.client.api.each("Pod", job.namespace, job.selector))
         notes: list[str] = []
-        for pods in executions:
-            self._read_log(job, pods, notes, is_newest=pods is executions[-1])
+
+        def warn(error: ClientError) -> None:
+            notes.append(f"the curve has only what the status says: {error.message}")
+
+        self.history.read(self._logs.read(job, executions, warn))
         self.history.add_status(job.status)
         return Snapshot(job, executions[-1] if executions else [], self.history, notes, now())
 
@@ -80,18 +79,6 @@ class _Watcher:
             raise
         except ClientError as error:
             return Snapshot(before.job, before.pods, self.history, [error.message], now())
-
-    def _read_log(self, job: ObservedJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
-        """Add the log of the pod with rank 0 to the history; the log of an earlier execution is read once."""
-        first = next((pod for pod in pods if pod.index == 0 and has_started(pod)), None)
-        if first is None or (first.name in self._read and not is_newest):
-            return
-        before, self._read[first.name] = self._read.get(first.name), time.monotonic()
-        since = None if before is None else round(time.monotonic() - before) + _OVERLAP_SECONDS
-        try:
-            self.history.read(self.client.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
-        except ClientError as error:
-            notes.append(f"the curve has only what the status says: {error.message}")
 
 
 def print_until_end(client: Client, namespace: str, name: str) -> None:

@@ -190,14 +190,16 @@ def _requests(job: ObservedJob) -> list[str]:
 
 
 def _faults(job: ObservedJob, now: datetime) -> list[str]:
-    faults = job.status.faults
-    if not faults:
-        return []
-    rows = [
+    rows = fault_rows(job, now)
+    return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE", "THEN"), *rows]) if rows else []
+
+
+def fault_rows(job: ObservedJob, now: datetime) -> list[tuple[str, ...]]:
+    """Return execution, time, reason, pod, node and consequence of each fault in the status."""
+    return [
         (str(f.execution), f"{age(f.time, now)} ago", one_line(f.reason), f.pod or NOTHING, f.node or NOTHING, _then(f))
-        for f in faults
+        for f in job.status.faults
     ]
-    return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE", "THEN"), *rows])
 
 
 def _then(fault: Fault) -> str:
@@ -205,22 +207,26 @@ def _then(fault: Fault) -> str:
 
 
 def _conditions(job: ObservedJob) -> list[str]:
-    conditions = job.status.conditions
-    if not conditions:
-        return []
-    rows = [(c.type, c.status, c.reason, one_line(c.message)) for c in conditions]
-    return columns([("TYPE", "STATUS", "REASON", "MESSAGE"), *rows])
+    rows = condition_rows(job)
+    return columns([("TYPE", "STATUS", "REASON", "MESSAGE"), *rows]) if rows else []
+
+
+def condition_rows(job: ObservedJob) -> list[tuple[str, ...]]:
+    """Return type, status, reason and message of each condition."""
+    return [(c.type, c.status, c.reason, one_line(c.message)) for c in job.status.conditions]
 
 
 def _events(events: Sequence[Json], now: datetime) -> list[str]:
-    newest = sorted(events, key=_time)[-_NEWEST_EVENTS:]
-    if not newest:
-        return []
-    rows = [
+    rows = event_rows(events, now)
+    return columns([("AGE", "TYPE", "REASON", "MESSAGE"), *rows]) if rows else []
+
+
+def event_rows(events: Sequence[Json], now: datetime) -> list[tuple[str, ...]]:
+    """Return age, type, reason and message of the newest events, oldest first."""
+    return [
         (age(_time(e), now), e.get("type") or "", e.get("reason") or "", one_line(e.get("message") or ""))
-        for e in newest
+        for e in sorted(events, key=_time)[-_NEWEST_EVENTS:]
     ]
-    return columns([("AGE", "TYPE", "REASON", "MESSAGE"), *rows])
 
 
 def _time(event: Json) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pseudoreal_trainer
 
 PACKAGE = Path(pseudoreal_trainer.__file__).parent
-ROOMS = {"plan", "estimate", "runtime", "storage", "data", "checkpoint", "report", "cli"}
+ROOMS = {"plan", "estimate", "runtime", "storage", "data", "checkpoint", "report", "ui", "cli"}
 NEEDS_TORCH = PACKAGE / "runtime" / "rendezvous"
 
 

@@ -13,6 +13,8 @@ from pseudoreal_api.wire.messages import ExitCode
 from pseudoreal_trainer.errors import how_to_install
 
 _CLIENT = "pseudoreal_client"
+_EXTRAS = {"ui": "ui"}
+"""Command -> the package's extra with what it needs, where that is not `trainer`."""
 
 
 class ExitStatus(IntEnum):
@@ -90,7 +92,7 @@ def load(path: str, command: str) -> Any:
             missing = _CLIENT
         elif missing.startswith("pseudoreal"):  # a bug: the project's own modules are installed
             raise
-        extra = "client" if module.startswith(_CLIENT) else "trainer"
+        extra = "client" if module.startswith(_CLIENT) else _EXTRAS.get(command, "trainer")
         raise CommandError(
             f"pseudoreal {command} needs {missing}, which is not installed; {how_to_install(extra)}"
         ) from error

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Head
 from pseudoreal_trainer.plan.memory.tiers import Tiers
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.report.lineage import Lineage, lineage_of
 from pseudoreal_trainer.report.phases import (
     PhaseFacts,
@@ -17,7 +21,7 @@ from pseudoreal_trainer.report.phases import (
 from pseudoreal_trainer.report.reading import JobFiles
 from pseudoreal_trainer.report.restarts import Restart, Run, restarts_of, runs_of
 from pseudoreal_trainer.report.step_plan import StepPicture, step_picture
-from pseudoreal_trainer.report.steps import Steps
+from pseudoreal_trainer.report.steps import Steps, read_steps
 from pseudoreal_trainer.runtime.history import HistoryEntry
 
 _MOST_PICTURES = 8
@@ -41,6 +45,8 @@ class Job:
     without_picture: Sequence[str]
     """Names of phases whose configuration is known, but whose plan is not drawn."""
     lineage: Lineage
+    has_checkpoints: bool
+    """Whether the checkpoints were read."""
     runs: Sequence[Run]
     restarts: Sequence[Restart]
     notices: Sequence[str]
@@ -64,10 +70,11 @@ def _distinct_parts(folders: Sequence[str]) -> list[str]:
 
 
 def _job(files: JobFiles, name: str, label: str) -> Job:
-    steps, phases = files.steps, phases_of(files.steps, files.checkpoints, files.history)
+    steps, phases = files.steps, phases_of(files.steps, files.checkpoints, files.history, files.configs)
     configs = [phase.config for phase in phases if phase.config is not None]
-    predicted = {config.phase: predicted_memory(config, device_of(config, steps)) for config in configs}
-    pictures = {config.phase: step_picture(config, device_of(config, steps)) for config in configs[:_MOST_PICTURES]}
+    texts = {config.phase: (config.to_json(), device_of(config, steps)) for config in configs}
+    predicted = {phase: _predicted(*text) for phase, text in texts.items()}
+    pictures = {config.phase: _picture(*texts[config.phase]) for config in configs[:_MOST_PICTURES]}
     return Job(
         name=name,
         label=label,
@@ -80,11 +87,23 @@ def _job(files: JobFiles, name: str, label: str) -> Job:
         on_gpu=any(device_of(config, steps) == "accelerator" for config in configs) or steps.has("device_bytes"),
         pictures=[picture for picture in pictures.values() if picture is not None],
         without_picture=[config.phase for config in configs if pictures.get(config.phase) is None],
-        lineage=lineage_of(files.checkpoints, steps),
+        lineage=lineage_of(files.checkpoints, steps if files.has_checkpoints else read_steps([])),
+        has_checkpoints=files.has_checkpoints,
         runs=runs_of(files.history),
         restarts=restarts_of(files.history, steps),
         notices=files.notices,
     )
+
+
+# A live page asks again with each step.
+@lru_cache(maxsize=64)
+def _predicted(config: str, device: Device) -> Tiers | None:
+    return predicted_memory(PhaseConfig.model_validate_json(config, extra="ignore"), device)
+
+
+@lru_cache(maxsize=64)
+def _picture(config: str, device: Device) -> StepPicture | None:
+    return step_picture(PhaseConfig.model_validate_json(config, extra="ignore"), device)
 
 
 def _identity(heads: Sequence[Head], history: Sequence[HistoryEntry]) -> tuple[str | None, str | None]:

@@ -27,7 +27,10 @@ from pseudoreal_trainer.report.step_plan import KINDS
 from pseudoreal_trainer.report.steps import TRAINED_SECONDS
 from pseudoreal_trainer.report.text import shown
 
+_PACKAGE = "pseudoreal_trainer.report"
 PLOTTING_LIBRARY = "uPlot 1.6.32"
+STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
+"""Files in `assets/` that a page needs, in their order."""
 _IN_TABLES = ("rows", "summary")
 """Fields of a line that stand in the page's HTML."""
 
@@ -50,9 +53,9 @@ def page_of(jobs: Sequence[Job]) -> Page:
 
 def html_of(page: Page, written: float) -> str:
     """Return the page as HTML. `written`: time at which it is written, in seconds since the epoch."""
-    styles, scripts = [_asset("uPlot.min.css"), _asset("page.css")], [_asset("uPlot.iife.min.js"), _asset("page.js")]
+    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
     return (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
             page=page,
@@ -60,12 +63,9 @@ def html_of(page: Page, written: float) -> str:
             # Markup: these are files of this package, and their hashes are of exactly these characters.
             styles=[Markup(text) for text in styles],  # noqa: S704
             scripts=[Markup(text) for text in scripts],  # noqa: S704
-            data={"charts": [_data(chart) for chart in page.charts]},
+            data={"charts": data_of(page.charts)},
             written=utc(written),
             library=PLOTTING_LIBRARY,
-            most_differences=MOST_DIFFERENCES,
-            most_dots=MOST_DOTS,
-            kinds=KINDS,
         )
     )
 
@@ -83,22 +83,34 @@ def _hashes(texts: Sequence[str]) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
+def data_of(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """Return what the page's script draws: the charts without their tables."""
+    return [_data(chart) for chart in charts]
+
+
 def _data(chart: Chart) -> dict[str, Any]:
-    """Return what the page's script draws: the chart without its tables."""
     lines = [{name: value for name, value in asdict(line).items() if name not in _IN_TABLES} for line in chart.lines]
     return {"id": chart.id, "unit": chart.unit, "lines": lines, "marks": [asdict(mark) for mark in chart.marks]}
 
 
 @cache
-def _asset(name: str) -> str:
-    return files("pseudoreal_trainer.report").joinpath("assets", name).read_text(encoding="utf-8")
+def asset(name: str) -> str:
+    """Return the text of a file in `assets/`."""
+    return files(_PACKAGE).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment(*packages: str) -> jinja2.Environment:
+    """Return the templates of the page, and those in `assets/` of other packages."""
+    loaders = [jinja2.PackageLoader(package, "assets") for package in (_PACKAGE, *packages)]
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.ChoiceLoader(loaders),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.globals |= {"most_differences": MOST_DIFFERENCES, "most_dots": MOST_DOTS, "kinds": KINDS}
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {
         "shown": shown,

@@ -70,9 +70,12 @@ class Transition:
     text: str
 
 
-def phases_of(steps: Steps, heads: Sequence[Head], history: Sequence[HistoryEntry]) -> list[PhaseFacts]:
-    """Return the phases that the files of a job name, in the order of the job."""
-    configs = _configs(history)
+def phases_of(
+    steps: Steps, heads: Sequence[Head], history: Sequence[HistoryEntry], known_configs: Sequence[PhaseConfig] = ()
+) -> list[PhaseFacts]:
+    """Return the phases that the files of a job name, in the order of the job. `known_configs`: of phases of which the
+    history has none."""
+    configs = {config.phase: config for config in known_configs} | _configs(history)
     shapes = {head.phase: Shape.of(head.model, head.sharing) for head in heads}
     shapes |= {name: Shape.of(config.model, config.sharing) for name, config in configs.items()}
     trained = dict(_trained(steps))
@@ -83,10 +86,12 @@ def phases_of(steps: Steps, heads: Sequence[Head], history: Sequence[HistoryEntr
 
 
 def _configs(history: Sequence[HistoryEntry]) -> dict[str, PhaseConfig]:
-    found = {}
-    for entry in history:
-        if entry.event == "Started" and (config := _config(entry.config)) is not None:
-            found[config.phase] = config
+    """Return the newest configuration of each phase."""
+    found: dict[str, PhaseConfig] = {}
+    for entry in reversed(history):
+        is_wanted = entry.event == "Started" and entry.phase not in found
+        if is_wanted and (config := _config(entry.config)) is not None:
+            found.setdefault(config.phase, config)
     return found
 
 

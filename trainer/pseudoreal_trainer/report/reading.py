@@ -1,11 +1,16 @@
 """Read the folder of a job, with bounds on everything: bytes of metrics, checkpoints, entries of the history, time."""
 
+import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from pseudoreal_api.quantity import readable_bytes
+from pseudoreal_api.resolved.config import PhaseConfig
 from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.heads import HeadCache
@@ -41,6 +46,10 @@ class JobFiles:
     history: Sequence[HistoryEntry] = ()
     """Oldest entry first."""
     notices: list[str] = field(default_factory=list)
+    configs: Sequence[PhaseConfig] = ()
+    """Configurations of phases that are known otherwise than from the history."""
+    has_checkpoints: bool = True
+    """Whether the checkpoints were read; else they are where the page does not look."""
 
 
 USUAL_BOUNDS = Bounds()
@@ -51,15 +60,25 @@ def read_job_files(folder: StoragePath, bounds: Bounds = USUAL_BOUNDS) -> JobFil
     notices: list[str] = []
     try:
         steps = read_steps(_lines(folder, bounds, notices))
-        checkpoints = _checkpoints(folder, bounds, notices)
-        history = _history(folder, bounds, notices)
+        checkpoints = Checkpoints(folder, bounds).read(notices)
+        history = History(folder, bounds).read(notices)
     except OSError as error:
-        raise TrainingError(f"{folder} cannot be read: {error}") from error
+        raise cannot_be_read(folder, error) from error
     if not (len(steps) or checkpoints or history):
         raise TrainingError(
             f"{folder} holds neither metrics nor checkpoints of a job; give its work directory, or the URL of the"
             " folder with checkpoints/"
         )
+    return JobFiles(str(folder), steps, checkpoints, history, [*notices, *notices_of(steps, history)])
+
+
+def cannot_be_read(folder: StoragePath, error: OSError) -> TrainingError:
+    return TrainingError(f"{folder} cannot be read: {error}")
+
+
+def notices_of(steps: Steps, history: Sequence[HistoryEntry]) -> list[str]:
+    """Return the sentences about what the files lack."""
+    notices = []
     if steps.unreadable:
         notices.append(f"{steps.unreadable:,} lines of the metrics make no sense, and are left out.")
     if not history:
@@ -67,7 +86,7 @@ def read_job_files(folder: StoragePath, bounds: Bounds = USUAL_BOUNDS) -> JobFil
             "This job has no history/, which trainers record from release 0.4 on: times, causes, pods and nodes of"
             " restarts, the configuration of its phases and the memory that was predicted are not known."
         )
-    return JobFiles(str(folder), steps, checkpoints, history, notices)
+    return notices
 
 
 def _lines(folder: StoragePath, bounds: Bounds, notices: list[str]) -> Iterator[bytes]:
@@ -94,42 +113,76 @@ def _lines(folder: StoragePath, bounds: Bounds, notices: list[str]) -> Iterator[
         yield rest
 
 
-def _checkpoints(folder: StoragePath, bounds: Bounds, notices: list[str]) -> list[Head]:
-    checkpoints = folder / "checkpoints"
-    number = len(storage_of(checkpoints).folders())
-    if number > bounds.checkpoints:
-        notices.append(f"{number:,} checkpoints are more than {bounds.checkpoints:,}, and are not shown.")
-        return []
-    try:
-        heads = HeadCache(checkpoints).all()
-    except TrainingError as error:
-        notices.append(f"The checkpoints are not shown: {error}")
-        return []
-    return sorted(heads, key=lambda head: (head.phase_index, head.step))
+class Checkpoints:
+    """Checkpoints of a job. Manifests that were read before are not read again."""
 
+    def __init__(self, folder: StoragePath, bounds: Bounds) -> None:
+        self._folder, self._bounds = folder / "checkpoints", bounds
+        self._heads = HeadCache(self._folder)
 
-def _history(folder: StoragePath, bounds: Bounds, notices: list[str]) -> list[HistoryEntry]:
-    paths = storage_of(folder / HISTORY).glob("*.json")
-    if len(paths) > bounds.entries:
-        notices.append(f"Of {len(paths):,} entries of the history, the newest {bounds.entries:,} are shown.")
-    contents = _beginnings(paths[-bounds.entries :], bounds.entry_bytes)
-    entries, unreadable = [], 0
-    for content in contents:
+    def read(self, notices: list[str]) -> list[Head]:
+        """Return the committed checkpoints, in the order of the phases, then of the steps."""
+        number = len(storage_of(self._folder).folders())
+        if number > self._bounds.checkpoints:
+            notices.append(f"{number:,} checkpoints are more than {self._bounds.checkpoints:,}, and are not shown.")
+            return []
         try:
-            entries.append(HistoryEntry.model_validate_json(content))
-        except ValidationError:
-            unreadable += 1
-    if unreadable:
-        notices.append(f"{unreadable:,} entries of the history make no sense, and are left out.")
-    return sorted(entries, key=lambda entry: entry.time)
+            heads = self._heads.all()
+        except TrainingError as error:
+            notices.append(f"The checkpoints are not shown: {error}")
+            return []
+        return sorted(heads, key=lambda head: (head.phase_index, head.step))
+
+
+class History:
+    """Entries of a job's history. Entries that were read before are not read again: they do not change."""
+
+    def __init__(self, folder: StoragePath, bounds: Bounds) -> None:
+        self._folder, self._bounds = folder / HISTORY, bounds
+        self._known: dict[str, HistoryEntry | None] = {}
+        """Name of a file -> entry; None: the file makes no sense."""
+
+    def read(self, notices: list[str]) -> list[HistoryEntry]:
+        """Return the newest entries, oldest first."""
+        paths = storage_of(self._folder).glob("*.json")
+        most = self._bounds.entries
+        if len(paths) > most:
+            notices.append(f"Of {len(paths):,} entries of the history, the newest {most:,} are shown.")
+        newest = {path.name: path for path in paths[-most:]}
+        self._known = {name: entry for name, entry in self._known.items() if name in newest}
+        new = [path for name, path in newest.items() if name not in self._known]
+        for path, content in zip(new, _beginnings(new, self._bounds.entry_bytes), strict=True):
+            self._known[path.name] = entry_in(content)
+        entries = [entry for entry in self._known.values() if entry is not None]
+        if unreadable := len(self._known) - len(entries):
+            notices.append(f"{unreadable:,} entries of the history make no sense, and are left out.")
+        return sorted(entries, key=lambda entry: entry.time)
+
+
+def entry_in(content: bytes) -> HistoryEntry | None:
+    """Return the entry of a file; None if the file makes no sense."""
+    try:
+        return HistoryEntry.model_validate_json(content)
+    except ValidationError:
+        return None
 
 
 def _beginnings(paths: Sequence[StoragePath], size: int) -> list[bytes]:
+    """Return the first bytes of each file; all are objects, or all are files."""
     objects = [path for path in paths if isinstance(path, ObjectPath)]
     files = [path for path in paths if isinstance(path, Path)]
-    return [content or b"" for content in read_beginnings(objects, size)] + [_beginning(path, size) for path in files]
+    return [content or b"" for content in read_beginnings(objects, size)] + [beginning_of(path, size) for path in files]
 
 
-def _beginning(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(size)
+def beginning_of(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file; nothing of what is no file, such as a pipe, which nobody may ever write to."""
+    with open_file(path) as file:
+        return file.read(size) if file is not None else b""
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO | None]:
+    """Open a file for reading; None if `path` is no file. Does not wait for the other end of a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        yield file if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

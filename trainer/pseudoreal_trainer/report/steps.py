@@ -74,13 +74,15 @@ class Steps:
 
 def read_steps(lines: Iterable[bytes]) -> Steps:
     """Return the steps in these lines. Lines that make no sense are counted, and left out."""
-    collector = _Collector()
+    collector = StepCollector()
     for line in lines:
         collector.add(line)
     return collector.steps()
 
 
-class _Collector:
+class StepCollector:
+    """Takes lines of metrics in the order in which they were written; at any time, `steps` are those so far."""
+
     def __init__(self) -> None:
         self._phases: dict[str, int] = {}
         self._step, self._phase, self._begins = array("q"), array("q"), array("b")
@@ -99,6 +101,9 @@ class _Collector:
         except ValidationError:
             self._unreadable += 1
             return
+        self.add_report(report)
+
+    def add_report(self, report: ProgressReport) -> None:
         is_known = report.phase in self._phases or len(self._phases) < _MOST_PHASES
         if not (0 <= report.step < _MOST_STEP and is_known):
             self._unreadable += 1

@@ -91,7 +91,7 @@ class PersistedMetrics:
         """
         self._folder = folder / _FOLDER
         self._lines: list[str] = []
-        for part in _parts(folder):
+        for part in parts_of_metrics(folder):
             if int(part.name) > step:
                 storage_of(part).remove_folder(_PART)
 
@@ -120,7 +120,7 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
         with (folder / METRICS_FILE).open() as lines:
             yield from (line.rstrip("\n") for line in lines)
         return
-    parts = _parts(folder)
+    parts = parts_of_metrics(folder)
     if not parts:
         raise FileNotFoundError(f"{folder / _FOLDER} has no metrics")
     for part in parts:
@@ -137,19 +137,23 @@ def blocks_of_metrics(folder: StoragePath) -> Iterator[bytes]:
         with (folder / METRICS_FILE).open("rb") as file:
             yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
         return
-    parts = _parts(folder)
+    parts = parts_of_metrics(folder)
     if not parts:
         raise FileNotFoundError(f"{folder / _FOLDER} has no metrics")
     for part in parts:
-        path = part / _PART
-        size, content = storage_of(path).size(), storage_of(path).content()
-        for begin in range(0, size, _BLOCK_BYTES):
-            block = np.empty(min(_BLOCK_BYTES, size - begin), np.uint8)
-            content.read_into(begin, block)
-            yield block.tobytes()
+        yield from blocks_of_part(part)
 
 
-def _parts(folder: ObjectPath) -> list[StoragePath]:
+def blocks_of_part(part: StoragePath) -> Iterator[bytes]:
+    path = part / _PART
+    size, content = storage_of(path).size(), storage_of(path).content()
+    for begin in range(0, size, _BLOCK_BYTES):
+        block = np.empty(min(_BLOCK_BYTES, size - begin), np.uint8)
+        content.read_into(begin, block)
+        yield block.tobytes()
+
+
+def parts_of_metrics(folder: ObjectPath) -> list[StoragePath]:
     """Return the folders of the parts, sorted by step."""
     found = storage_of(folder / _FOLDER).folders()
     return sorted((part for part in found if _STEP_FOLDER.fullmatch(part.name)), key=lambda part: int(part.name))

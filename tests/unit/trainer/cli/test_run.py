@@ -164,6 +164,30 @@ def test_run_grows_layers_and_experts(job_body: dict[str, Any], tmp_path: Path) 
         shown = CliRunner().invoke(main, [command[0], str(checkpoints / "real-00000006"), *command[1:]])
         assert shown.exit_code == 0, shown.output
         assert command != ["inspect"] or re.search(r"layers +4\n", shown.output)
+    _check_page_of_experts(tmp_path / "runs")
+
+
+def _check_page_of_experts(work: Path) -> None:
+    """Check that the page draws the balance of the experts, as the metrics have it, and the growth."""
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    charts = {chart.id: chart for chart in charts_of(jobs_of([read_job_files(work)]))}
+    columns = {
+        "expert-load": ["expert_load_max", "expert_load_mean"],
+        "expert-shares": ["idle_experts", "dropped_tokens"],
+        "router-entropy": ["router_entropy"],
+    }
+    for name, curves in columns.items():
+        expected = [[float(f"{line[curve]:.6g}") for line in lines] for curve in curves]
+        assert [line.y for line in charts[name].lines] == expected
+        (mark,) = charts[name].marks
+        assert (mark.kind, mark.x["step"]) == ("growth", 6)
+    loads = [load for load in charts["expert-load"].lines[0].y if load is not None]
+    assert min(loads) >= 1, "the expert with the most has at least the mean"
+    shown = CliRunner().invoke(main, ["report", str(work), "-o", str(work / "report.html")])
+    assert shown.exit_code == 0, shown.output
+    text = (work / "report.html").read_text()
+    for said in ("Balance of experts", "phase real, growth from 2 to 4 layers, growth from 2 to 4 experts"):
+        assert said in text, said
 
 
 @pytest.mark.parametrize(("own", "seconds"), [(None, 3600), ("100", 100)])

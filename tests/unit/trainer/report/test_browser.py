@@ -1,17 +1,16 @@
 """The page in a real browser: Debian's chromium, without a window."""
 
-import shutil
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 from pseudoreal_trainer.report.job import Job
 from pseudoreal_trainer.report.page import html_of, page_of
 
+from tests.support.browser import PHONE, Opened, await_true
 from tests.support.patience import wait_for
 from tests.unit.trainer.report.support.hostile import ATTACKS, hostile_job
 from tests.unit.trainer.report.support.jobs import NOON, entry, job, line, started
@@ -19,39 +18,12 @@ from tests.unit.trainer.report.support.jobs import NOON, entry, job, line, start
 pytestmark = pytest.mark.browser
 
 DRAWN = "document.documentElement.dataset.drawn"
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("there is no chromium in PATH; on Debian, apt-get install chromium")
-    with sync_playwright() as playwright:
-        # The sandbox needs rights that a container lacks; the pages are this test's own.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def _await(page: Page, expression: str) -> None:
-    # Not wait_for_function, which the page's policy does not let evaluate a text again.
-    wait_for(expression, lambda: page.evaluate(f"Boolean({expression})"))
-
-
-class _Opened:
-    """A page in a tab of its own, with everything that went wrong in it."""
-
+class _Opened(Opened):
     def __init__(self, browser: Browser, file: Path, **context: Any) -> None:
-        self.page: Page = browser.new_context(**context).new_page()
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda message: self.errors.append(message.text))
-        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(file.as_uri())
-        _await(self.page, DRAWN)
+        super().__init__(browser, file.as_uri(), **context)
+        self.await_true(DRAWN)
 
 
 def _written(folder: Path, *jobs: Job) -> Path:
@@ -80,7 +52,7 @@ def test_ten_thousand_steps_are_drawn_and_redrawn_without_lag(browser: Browser, 
     for axis in ("tokens", "seconds"):
         before = time.monotonic()
         page.get_by_role("radio", name=axis).check()
-        _await(page, f"{DRAWN} === '{axis} {charts}'")
+        await_true(page, f"{DRAWN} === '{axis} {charts}'")
         # Far more than it takes, because other tests run beside this one.
         assert time.monotonic() - before < 10
     assert (opened.errors, opened.requests) == ([], [opened.page.url])
@@ -131,7 +103,7 @@ def test_keyboard_reaches_axes_tables_and_sections(browser: Browser, config: Any
     assert page.evaluate("document.activeElement.textContent") == "Skip to the figures"
     page.get_by_role("radio", name="steps").focus()
     page.keyboard.press("ArrowRight")
-    _await(page, f"{DRAWN}.startsWith('tokens')")
+    await_true(page, f"{DRAWN}.startsWith('tokens')")
     table = page.get_by_role("table", name="Loss")
     assert not table.is_visible()
     page.get_by_text("Table of loss").focus()
@@ -164,7 +136,7 @@ def test_no_text_of_a_job_runs_or_loads_anything(attack: str, browser: Browser, 
     for summary in page.locator("summary").all():
         summary.click()
     page.locator("#loss .u-over").hover()
-    _await(page, "document.querySelector('#loss .readout').textContent !== ''")
+    await_true(page, "document.querySelector('#loss .readout').textContent !== ''")
     assert page.evaluate("window.hit") is None
     assert page.locator("script").count() == 3
     assert page.locator("main img, main iframe, main object").count() == 0

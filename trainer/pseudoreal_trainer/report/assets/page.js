@@ -1,11 +1,11 @@
 "use strict";
 // Draws the charts of the element #data. Everything else of the page is HTML, and needs no script.
 (() => {
-  const { charts } = JSON.parse(document.getElementById("data").textContent);
-  const plots = [...document.querySelectorAll(".plot")];
+  let { charts } = JSON.parse(document.getElementById("data").textContent);
   const axisNames = { step: "step", tokens: "tokens", seconds: "seconds of training" };
   let axis = "step";
-  let drawn = [];
+  // Id of a chart -> its plot, with the data and the look that it has.
+  const drawn = new Map();
 
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const siUnits = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -29,7 +29,7 @@
     return [unique.map(([x]) => x), unique.map(([, y]) => y)];
   }));
 
-  const marksOf = (chart) => ({
+  const marksOf = (kept) => ({
     hooks: {
       drawAxes: (plot) => {
         const { ctx, bbox } = plot;
@@ -37,7 +37,7 @@
         ctx.beginPath();
         ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
         ctx.clip();
-        for (const mark of chart.marks) {
+        for (const mark of kept.chart.marks) {
           if (mark.x[axis] === null) continue;
           const x = plot.valToPos(mark.x[axis], "x", true);
           ctx.strokeStyle = variable(`--${mark.kind}`);
@@ -53,7 +53,8 @@
     },
   });
 
-  const readoutOf = (chart, element) => (plot) => {
+  const readoutOf = (kept, element) => (plot) => {
+    const { chart } = kept;
     const index = plot.cursor.idx;
     if (index === null || index === undefined) { element.textContent = ""; return; }
     const parts = [`${axisNames[axis]} ${short(plot.data[0][index])}`];
@@ -66,7 +67,8 @@
     element.textContent = parts.join(" · ");
   };
 
-  const options = (chart, place, readout) => {
+  const options = (kept, place, readout) => {
+    const { chart } = kept;
     const grid = { stroke: variable("--rule"), width: 1 };
     const common = { stroke: variable("--quiet"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
     const series = chart.lines.map((line) => {
@@ -96,33 +98,81 @@
         },
       ],
       series: [{}, ...series],
-      plugins: [marksOf(chart)],
-      hooks: { setCursor: [readoutOf(chart, readout)] },
+      plugins: [marksOf(kept)],
+      hooks: { setCursor: [readoutOf(kept, readout)] },
     };
   };
 
-  const draw = () => {
-    drawn.forEach((plot) => plot.destroy());
-    drawn = plots.map((place) => {
-      const chart = charts[Number(place.dataset.chart)];
-      place.replaceChildren();
-      let readout = place.nextElementSibling;
-      if (!readout.classList.contains("readout")) {
-        readout = document.createElement("p");
-        readout.className = "readout";
-        place.after(readout);
-      }
-      readout.textContent = "";
-      return new uPlot(options(chart, place, readout), tables(chart), place);
-    });
-    document.documentElement.dataset.drawn = `${axis} ${drawn.length}`;
+  const place = (id) => document.querySelector(`.plot[data-chart="${id}"]`);
+  const readoutAt = (plotPlace) => {
+    let readout = plotPlace.nextElementSibling;
+    if (!readout || !readout.classList.contains("readout")) {
+      readout = document.createElement("p");
+      readout.className = "readout";
+      plotPlace.after(readout);
+    }
+    readout.textContent = "";
+    return readout;
   };
+
+  // Everything of a chart but its points: where this changes, the plot is made again.
+  const lookOf = (chart) => JSON.stringify(chart.lines.map(({ label, colour, dash, points, y }) => [label, colour, dash, points, y.length === 1]));
+
+  // The range that the user has zoomed to; null: all steps are shown.
+  const zoomOf = (plot) => {
+    const [xs, { min, max }] = [plot.data[0], plot.scales.x];
+    return xs.length > 1 && (min > xs[0] || max < xs[xs.length - 1]) ? { min, max } : null;
+  };
+
+  const make = (chart, zoom) => {
+    const at = place(chart.id);
+    at.replaceChildren();
+    const kept = { chart, axis, look: lookOf(chart) };
+    // `kept`, because a live page gives the plot another chart of the same look.
+    kept.plot = new uPlot(options(kept, at, readoutAt(at)), tables(chart), at);
+    if (zoom) kept.plot.setScale("x", zoom);
+    drawn.set(chart.id, kept);
+  };
+
+  const said = () => { document.documentElement.dataset.drawn = `${axis} ${drawn.size}`; };
+
+  const draw = () => {
+    for (const chart of charts) {
+      const before = drawn.get(chart.id);
+      const zoom = before && before.axis === axis ? zoomOf(before.plot) : null;
+      if (before) before.plot.destroy();
+      make(chart, zoom);
+    }
+    said();
+  };
+
+  // For a live page: draws the charts' new points, and leaves what the user has zoomed to.
+  const update = (next) => {
+    const ids = new Set(next.map(({ id }) => id));
+    for (const [id, { plot }] of drawn) if (!ids.has(id)) { plot.destroy(); drawn.delete(id); }
+    charts = next;
+    for (const chart of charts) {
+      const before = drawn.get(chart.id);
+      const zoom = before ? zoomOf(before.plot) : null;
+      if (before && before.look === lookOf(chart)) {
+        before.chart = chart;
+        before.plot.setData(tables(chart), zoom === null);
+        if (zoom) before.plot.setScale("x", zoom);
+      } else {
+        if (before) before.plot.destroy();
+        make(chart, zoom);
+      }
+    }
+    form.hidden = charts.length === 0;
+    said();
+  };
+  window.pseudoreal = { update };
 
   let pending = 0;
   const drawSoon = () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(draw); };
   const form = document.querySelector(".axis");
   document.getElementById("undrawn").hidden = true;
-  form.hidden = plots.length === 0;
+  form.hidden = charts.length === 0;
   form.addEventListener("change", (event) => { axis = event.target.value; draw(); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawSoon(); } });
