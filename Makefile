@@ -128,11 +128,29 @@ audit: .venv-audit/ready ## Ask osv.dev for advisories about the Python packages
 pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
+.venv-site/ready: requirements/site.txt | $(BIN)/uv
+	@echo "installing MkDocs into .venv-site (130 MB)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-site
+	@$(call UV_INSTALL,--require-hashes -r requirements/site.txt,.venv-site/bin/python)
+	@touch $@
+
+# SITE_VERSION: name of a version, such as 0.4. BRANCH: where mike keeps all versions; the working tree does not change.
+.PHONY: site site-version
+BRANCH = gh-pages
+site: .venv-site/ready ## Build the site of the documents into .site/, which opens from a disk and needs no network
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@echo "open .site/index.html"
+site-version: .venv-site/ready ## Commit the site as a version to a branch, SITE_VERSION=0.4 BRANCH=gh-pages; publishes nothing
+	@test -n "$(SITE_VERSION)" || { echo "name the version: make site-version SITE_VERSION=0.4" >&2; exit 1; }
+	@# mike calls the mkdocs that it finds.
+	@export PATH="$(CURDIR)/.venv-site/bin:$$PATH" NO_MKDOCS_2_WARNING=1; \
+	  mike deploy --branch $(BRANCH) --update-aliases $(SITE_VERSION) latest && mike set-default --branch $(BRANCH) latest
+
 # MARKS cuts parts away, for instance MARKS='not e2e'.
 .PHONY: test test-deep test-unit test-integration test-minors test-chaos test-e2e test-faults test-gpu
-test: venv corpus ## All tests: unit, real API server, real cluster
+test: venv corpus .venv-site/ready ## All tests: unit, real API server, real cluster
 	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
-test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
+test-deep: venv corpus .venv-site/ready ## The same with all that is long, full budgets and new random seeds (three hours)
 	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: .venv-run/tests ## The tests that need Python, the packages of `make run` and of the operator, and pytest; the others skip with a sentence
 	$(RUN)/python -m pytest tests/unit
@@ -253,7 +271,7 @@ PLACES = --extra s3 --extra gs --extra az --extra hf
 WITHOUT_TORCH = $$(sed -nE 's/^(torch|triton|(cuda|nvidia)-[a-z0-9-]+)==.*/--no-emit-package \1/p' requirements/all.txt)
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirements/
-	for group in uv build audit; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
+	for group in uv build audit site; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
 	$(COMPILE) --extra operator --extra trainer --extra data $(PLACES) --extra ui --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra trainer --extra plot --extra ui --constraint requirements/all.txt $(WITHOUT_TORCH) -o requirements/run.txt

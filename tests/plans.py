@@ -12,6 +12,7 @@ from pathlib import Path
 from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.estimate.report import PhaseReport, plan_phase
 from pseudoreal_trainer.estimate.schedule import PhaseDuration, total_days
@@ -60,7 +61,13 @@ def plan_of(file: Path) -> Plan:
     found = _PLAN.search(file.read_text())
     assert found is not None, f'{file} has no line "# Planned with examples/hardware/….yaml" before its job'
     hardware = _REPOSITORY / "examples" / "hardware" / f"{found['profile']}.yaml"
-    job, profile, phases, begin = parse_job(file), read_profile(hardware), [], 0
+    profile = read_profile(hardware)
+    return Plan(profile, str(hardware.relative_to(_REPOSITORY)), planned_phases(parse_job(file), profile))
+
+
+def planned_phases(job: PseudoRealJob, profile: HardwareProfile) -> list[Planned]:
+    """Plan the phases of a job, as if all their ranks had a GPU."""
+    phases, begin = [], 0
     for index in range(len(job.spec.phases)):
         config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
         # Threads count on CPUs alone; a fixed number makes the plan the same on every machine.
@@ -71,7 +78,7 @@ def plan_of(file: Path) -> Plan:
             config.phase, steps, report.tokens_per_step, planned.timeline.seconds, report.bottleneck or ""
         )
         phases.append(Planned(config, report, duration))
-    return Plan(profile, str(hardware.relative_to(_REPOSITORY)), phases)
+    return phases
 
 
 def with_plan(file: Path) -> str:

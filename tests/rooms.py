@@ -59,7 +59,7 @@ TRAINER = Package(
 DEV = Package(
     "pseudoreal_dev",
     Path(pseudoreal_dev.__file__).parent,
-    ("machine", "bundle", "krew", "neighbours", "cluster", "images", "release", "demo", ""),
+    ("machine", "site", "bundle", "krew", "neighbours", "cluster", "images", "release", "demo", ""),
     ("__main__",),
 )
 PACKAGES = (API, OPERATOR, CLIENT, COMMANDS, TRAINER, DEV)

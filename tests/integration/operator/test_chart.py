@@ -291,6 +291,15 @@ def test_alert_and_dashboard_objects_equal_their_files() -> None:
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def test_each_alert_has_the_url_of_its_runbook_if_the_site_has_one() -> None:
+    documents = render(*MONITORED, "--set=metrics.alerts.runbooks=https://docs.example/pseudoreal/latest")
+    groups = find(documents, "PrometheusRule")["spec"]["groups"]
+    urls = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
+    assert len(urls) > 10
+    for alert, url in urls.items():
+        assert url == f"https://docs.example/pseudoreal/latest/runbooks.html#{alert.lower()}"
+
+
 NO_IDS = [f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")]
 OPENSHIFT = ["--api-versions=security.openshift.io/v1"]
 SCC_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}

@@ -17,7 +17,7 @@ FOLDER = paths.REPOSITORY / ".github"
 WORKFLOWS = {file.stem: file.read_text() for file in sorted(FOLDER.glob("workflows/*.yml"))}
 FILES = WORKFLOWS | {"setup": (FOLDER / "actions/setup/action.yml").read_text()}
 PIN = re.compile(r"uses: ([\w.-]+/[\w./-]+)@(\S+)(?: # (\S+))?")
-WRITES = {"release.publish": {"contents", "packages", "id-token", "attestations"}}
+WRITES = {"release.publish": {"contents", "packages", "id-token", "attestations"}, "release.site": {"contents"}}
 """Job -> what it may write."""
 
 
@@ -84,7 +84,8 @@ def test_the_targets_of_make_exist() -> None:
         for words in re.findall(r"\bmake ([^\n|&]+)", step.get("run", ""))
         for target in re.findall(r"(?<!\S)[a-z][a-z-]+(?!\S)", words)
     }
-    assert named >= {"lint", "test-unit", "test-integration", "test-minors", "test-deep", "demo"}
+    tested = {"lint", "test-unit", "test-integration", "test-minors", "test-deep", "demo"}
+    assert named >= {*tested, "site", "site-version"}
     assert named <= known
 
 
