@@ -32,9 +32,11 @@ OPTIONAL = frozenset(
         "pyarrow",
         "tokenizers",
         "matplotlib",
+        "starlette",
+        "uvicorn",
     }
 )
-"""Modules imported only for object storage, metrics services, data preparation and pictures."""
+"""Modules imported only for object storage, metrics services, data preparation, pictures and the live page."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """Standard library modules removed after Python 3.11; this machine's Python may have them."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))

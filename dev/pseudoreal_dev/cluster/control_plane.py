@@ -188,8 +188,7 @@ class ControlPlane:
             "--kube-api-burst=500",
             f"--cluster-cidr={POD_NETWORK}",
             "--allocate-node-cidrs=true",
-            # Nodes created by tests have no kubelet that would renew their heartbeat.
-            *([] if self.site.has_nodes else ["--node-monitor-grace-period=24h"]),
+            *([] if self.site.has_nodes else _WITHOUT_NODES),
             f"--cert-dir={self.directory}",
         ]
 
@@ -203,6 +202,14 @@ class ControlPlane:
 
     def _pki(self, name: str) -> Path:
         return self.directory / "pki" / name
+
+
+_WITHOUT_NODES = (
+    # Nodes created by tests have no kubelet that would renew their heartbeat.
+    "--node-monitor-grace-period=24h",
+    # Tests bind pods to nodes that do not exist, and this controller deletes such pods within a minute.
+    "--controllers=*,-pod-garbage-collector-controller",
+)
 
 
 def loopback_site() -> Site:

@@ -14,8 +14,7 @@ from benchmarks.gpu import doctor
 from benchmarks.gpu.doctor import Check, FaultError, NotTriedError, examine, examine_apart
 from benchmarks.gpu.findings import Findings
 from tests.unit.trainer.engine.races.support.emulation import Emulation
-from tests.unit.trainer.engine.races.support.machine import Machine
-from tests.unit.trainer.engine.races.support.network import Network
+from tests.unit.trainer.engine.races.support.recording import RecordingMachine, RecordingNetwork
 from tests.unit.trainer.engine.support import reference, running
 
 CPU = torch.device("cpu")
@@ -100,8 +99,8 @@ def test_steps_with_other_losses_are_a_fault(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def on_emulated_gpu(run: Callable[[torch.device], str]) -> str:
-    machine, found = Machine("cuda", None), list[str]()
+    machine, found = RecordingMachine("cuda", None), list[str]()
     with patch.object(running, "process_groups_of", create_process_groups):
-        Emulation(machine, Network(machine, 1)).run(lambda _: found.append(run(machine.rank.device)), 1)
+        Emulation(machine, RecordingNetwork(machine, 1)).run(lambda _: found.append(run(machine.rank.device)), 1)
     assert not machine.detector.races
     return found[0]

@@ -13,14 +13,13 @@ from pseudoreal_trainer.engine.state.pinned import PinnedMemory
 from torch import Tensor
 
 from tests.unit.trainer.engine.races.support.emulation import Emulation
-from tests.unit.trainer.engine.races.support.machine import Machine
-from tests.unit.trainer.engine.races.support.network import Network
+from tests.unit.trainer.engine.races.support.recording import RecordingMachine, RecordingNetwork
 
 
 def _found(program: Callable[..., Any], world: int = 1, device: str = "cuda") -> list[str]:
     """Run `program(streams, rank)` on each rank. Return the kinds of what the detector finds."""
-    machine = Machine(device)
-    emulation = Emulation(machine, Network(machine, world))
+    machine = RecordingMachine(device)
+    emulation = Emulation(machine, RecordingNetwork(machine, world))
     emulation.run(lambda rank: program(machine.streams(machine.rank.device), rank), world)
     return [race.kind for race in machine.detector.races]
 

@@ -28,6 +28,6 @@ def test_the_engine_has_no_race(name: str, tmp_path: Path) -> None:
 def test_emulated_ranks_compute_the_losses_of_the_plain_loop(case: Case, tmp_path: Path) -> None:
     losses, _ = reference.train(case)
     outcome = run(TrainedCase(case), tmp_path)
-    for of_rank in outcome.losses:
-        assert of_rank == pytest.approx(losses[: len(of_rank)], rel=1e-12)
-        assert of_rank
+    for of_rank in outcome.numbers:
+        assert of_rank.losses == pytest.approx(losses[: len(of_rank.losses)], rel=1e-12)
+        assert of_rank.losses

@@ -38,7 +38,9 @@ FOUND: dict[Site, str] = {
     Site(_GRADIENTS, "ReductionThread._agree", "synchronize(computed)"): "host",
     Site(_GRADIENTS, "ReductionThread._agree_finally", "synchronize(computed)"): "prototypes",
     Site(_GRADIENTS, "sums_of", "work.wait()"): "sharded gradients",
-    Site("engine/passes.py", "TokenBuffer.prepare", "synchronize(self._copied)"): "pipeline, one micro-batch",
+    Site(
+        "engine/passes.py", "TokenBuffer.prepare", "synchronize(self._copied)"
+    ): "tokens are replaced while they are copied",
     Site("engine/ranks/all_to_all.py", "ExpertExchanges.take", "exchange.work.wait()"): "experts over ranks",
     Site("engine/ranks/messages.py", "Messages.take", "incoming.work.wait()"): "pipeline",
     Site("engine/ranks/messages.py", "Messages.finish", "work.wait()"): "pipeline",

@@ -97,10 +97,10 @@ class Block:
 class Race:
     """A defect that the detector has found."""
 
-    kind: Literal["race", "reuse", "abandoned", "misuse"]
+    kind: Literal["race", "reuse", "abandoned", "misuse", "fault"]
     """race: two unordered accesses. reuse: an access that is not ordered before the next tensor in the same memory.
     abandoned: a message whose work was dropped before anybody knew that it was done. misuse: anything else that a
-    device would refuse."""
+    device would refuse. fault: a kernel that traps."""
     earlier: str
     """Earlier access; empty unless there are two."""
     later: str

@@ -1,15 +1,16 @@
-"""An emulated machine: ranks as threads of this process, each with a device whose streams are vector clocks.
+"""An emulated machine: ranks as threads of this process, each with a device, without the device's work.
 
-The engine runs as it is, on the CPU. What it calls its device is memory of this process; each operation of torch is
-done when it returns, and the detector learns which actor would execute it, and after what, on a device that works
-asynchronously:
+The engine runs as it is, on the CPU. What it calls its device is memory of this process. This file has the threads, the
+current stream of each, and what the engine's Python code sees of a tensor's device. When an operation of torch is
+executed is decided by one of two machines: `recording.py` executes it at once, and records what would order it on a
+device that works asynchronously; `late.py` queues it, and executes it later.
 
-- An operation on memory of the device belongs to the current stream of the thread that launches it. It happens after
-  all earlier operations of that stream, and after everything that the thread has done or waited for.
+Both agree on which operations belong to a device:
+
+- An operation on memory of the device belongs to the current stream of the thread that launches it.
 - An operation on memory of the host belongs to the thread.
 - A copy between the two belongs to the stream; the thread waits for it unless it is `non_blocking` and the memory is
   pinned. Reading a value waits, too.
-- An event has the clock of its stream. A stream or a thread that waits for it has counted what the event has.
 
 With the device "cpu" there are no streams, as in the product: threads do everything, and only messages and collectives
 are asynchronous.
@@ -17,12 +18,12 @@ are asynchronous.
 
 import itertools
 import threading
-import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.unit.trainer.engine.races.support.detector import Actor, Block, Clock, Detector, Operation, Place, Race, join
+from tests.unit.trainer.engine.races.support.detector import Actor, Clock, Detector, Place, Race, join
 from tests.unit.trainer.engine.races.support.sites import Site, engine_frame, site_of
 
 COMPUTE = "compute"
@@ -75,29 +76,6 @@ class _Thread(threading.local):
         """Addresses of the newest arrays of NumPy, and the tensors whose memory they are."""
 
 
-class EmulatedEvent:
-    """Replacement for an event of a device."""
-
-    def __init__(self, machine: "Machine", clock: Clock) -> None:
-        self._machine, self._clock = machine, clock
-
-    def synchronize(self) -> None:
-        self._machine.check_thread()
-        # Called by `synchronize` of streams.py, whose caller is the site.
-        if not self._machine.passes_over(depth=2):
-            self._machine.learn(self._clock)
-
-    def order(self, actor: Actor) -> None:
-        """Order the actor's later operations after the event."""
-        join(actor.clock, self._clock)
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _: "EmulatedEvent") -> float:
-        return 0.0
-
-
 class EmulatedStreams(Streams):
     """Streams of an emulated device."""
 
@@ -122,23 +100,46 @@ class EmulatedStreams(Streams):
             thread.stream = before
 
     def record_event(self) -> Any:
-        with self._machine.detector.lock:
-            clock = dict(self._machine.stream.clock)
-            join(clock, self._machine.thread.actor.clock)
-            return EmulatedEvent(self._machine, clock)
+        return self._machine.record_event()
 
     def record_timed_event(self) -> Any:
         return self.record_event()
 
     def wait_event(self, event: Any) -> None:
         if event is not None and not self._machine.passes_over(depth=1):
-            with self._machine.detector.lock:
-                event.order(self._machine.stream)
+            event.order_stream()
+
+
+class EmulatedEvent(ABC):
+    """Replacement for an event of a device."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+
+    def synchronize(self) -> None:
+        self._machine.check_thread()
+        # Called by `synchronize` of streams.py, whose caller is the site.
+        if not self._machine.passes_over(depth=2):
+            self.wait()
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Make this thread wait for the event."""
+
+    @abstractmethod
+    def order_stream(self) -> None:
+        """Make the current stream of this thread wait for the event."""
+
+    @abstractmethod
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, _: "EmulatedEvent") -> float:
+        return 0.0
 
 
 @dataclass
-class Machine:
-    """Threads, streams and memory of all ranks of one run."""
+class Machine(ABC):
+    """Threads and streams of all ranks of one run."""
 
     device: str = "cuda"
     """Type of the emulated device; cpu: none."""
@@ -148,13 +149,43 @@ class Machine:
     reached: set[Site] = field(default_factory=set)
     """Waits that this run has executed."""
     _numbers: Any = field(default_factory=itertools.count)
-    _blocks: dict[int, tuple[Block, Any]] = field(default_factory=dict)
-    """Address of a tensor's memory -> its block, and a reference that ends the entry with the memory."""
-    _pinned: list[range] = field(default_factory=list)
+    pinned: list[range] = field(default_factory=list)
     """Addresses that are pinned."""
 
     def __post_init__(self) -> None:
         self.thread = _Thread()
+
+    @abstractmethod
+    def perform(self, call: "Call") -> Any:
+        """Execute a call of torch, or queue it. Return its result."""
+
+    @abstractmethod
+    def values(self, tensor: Tensor) -> Any:
+        """Return the values of a tensor as Python's numbers."""
+
+    def access_on_host(self, tensor: Tensor, label: str, *, is_write: bool) -> None:  # noqa: ARG002
+        """Record an access by code that is not torch's, such as a read of a file into the tensor's memory."""
+        if self.is_on_device(tensor):
+            self.misuse(f"the host accesses memory of the device in {labelled(label)}")
+
+    @abstractmethod
+    def record_event(self) -> EmulatedEvent:
+        """Return an event after everything launched so far on the current stream."""
+
+    @abstractmethod
+    def synchronize_device(self) -> None:
+        """Make this thread wait for all streams of its device."""
+
+    @abstractmethod
+    def place_of(self, tensor: Tensor) -> Place | None:
+        """Return where a tensor's memory is; None for a tensor without memory."""
+
+    @abstractmethod
+    def pin(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def unpin(self, address: int) -> None:
+        """Unpin memory: the system may give it to others afterwards."""
 
     # Threads and streams.
 
@@ -167,7 +198,7 @@ class Machine:
         self.thread.rank = rank
         self.thread.actor = Actor(f"thread {name} {next(self._numbers)} of rank {rank.number}", dict(clock))
         self.thread.has_device = name == MAIN
-        with _Placement(self), _Recorder(self):
+        with _Placement(self), _Dispatch(self):
             yield
         self.thread.rank = None
 
@@ -204,12 +235,6 @@ class Machine:
         with self.detector.lock:  # other threads read this thread's clock
             join(self.thread.actor.clock, clock)
 
-    def synchronize_device(self) -> None:
-        """Make this thread wait for all streams of its device."""
-        with self.detector.lock:
-            for actor in self.rank.actors.values():
-                self.learn(actor.clock)
-
     def passes_over(self, depth: int) -> bool:
         """Return whether the wait that called, `depth` frames above the caller, is removed in this run."""
         frame = engine_frame()
@@ -221,93 +246,10 @@ class Machine:
             self.reached.add(site)
         return site is not None and site == self.removed
 
-    # Memory.
-
-    def block(self, tensor: Tensor) -> Block | None:
-        """Return the block of a tensor's memory; None for a tensor without memory."""
-        storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        if size == 0 or address == 0:  # no elements, or torch's meta device
-            return None
-        with self.detector.lock:
-            if address not in self._blocks:
-                place: Place = "pinned" if any(address in pinned for pinned in self._pinned) else "pageable"
-                self._keep(tensor, self.detector.allocate(place, size))
-            return self._blocks[address][0]
-
-    def is_on_device(self, tensor: Tensor) -> bool:
-        block = self.block(tensor)
-        return block is not None and block.place == "device"
-
-    def place_on_device(self, tensor: Tensor) -> Block | None:
-        """Say that a new tensor is memory of the device, allocated on the current stream."""
-        size = tensor.untyped_storage().nbytes()
-        if size == 0:
-            return None
-        with self.detector.lock:
-            block = self.detector.allocate("device", size, self.stream, self.thread.actor.clock)
-            self._keep(tensor, block)
-            return block
-
-    def _place_on_host(self, tensor: Tensor) -> Block | None:
-        with self.detector.lock:
-            self._blocks.pop(tensor.untyped_storage().data_ptr(), None)
-            return self.block(tensor)
-
-    def _keep(self, tensor: Tensor, block: Block) -> None:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-
-        def freed(_: Any) -> None:
-            with self.detector.lock:
-                known = self._blocks.get(address)
-                if known is not None and known[0] is block:
-                    del self._blocks[address]
-                self.detector.free(block, self.thread.actor.clock if self.is_entered else {})
-
-        self._blocks[address] = block, weakref.ref(storage, freed)
-
-    def pin(self, address: int, size: int) -> None:
-        self._pinned.append(range(address, address + size))
-        with self.detector.lock:
-            if address in self._blocks:
-                self._blocks[address][0].place = "pinned"
-
-    def unpin(self, address: int) -> None:
-        """Unpin memory: the system may give it to others afterwards."""
-        self._pinned = [pinned for pinned in self._pinned if pinned.start != address]
-        with self.detector.lock:
-            block, _ = self._blocks[address]
-            self._access(block, (0, block.size), self.begin_on_host(), "the memory's release", is_write=True)
-
     # Operations.
 
-    def begin_on_stream(self, actor: Actor | None = None) -> Operation:
-        """Begin an operation of the current stream, or of an actor that starts after it."""
-        self.check_thread()
-        with self.detector.lock:
-            self.detector.operations += 1
-            after = [self.thread.actor.clock, *([] if actor is None else [self.stream.clock])]
-            return (actor or self.stream).begin(*after)
-
-    def begin_on_host(self) -> Operation:
-        with self.detector.lock:
-            self.detector.operations += 1
-            return self.thread.actor.begin()
-
-    def access(self, tensor: Tensor, operation: Operation, label: str, *, is_write: bool) -> None:
-        """Record an operation's access to a tensor."""
-        block = self.block(tensor)
-        if block is not None and tensor.numel():
-            with self.detector.lock:
-                block.users[self.thread.actor.name] = self.thread.actor
-                self._access(block, _span(tensor), operation, label, is_write=is_write)
-
-    def access_on_host(self, tensor: Tensor, label: str, *, is_write: bool) -> None:
-        """Record an access by code that is not torch's, such as a read of a file into the tensor's memory."""
-        if self.is_on_device(tensor):
-            self.misuse(f"the host accesses memory of the device in {labelled(label)}")
-        self.access(tensor, self.begin_on_host(), labelled(label), is_write=is_write)
+    def is_on_device(self, tensor: Tensor) -> bool:
+        return self.place_of(tensor) == "device"
 
     def tensor_of(self, array: Any) -> Tensor:
         """Return the tensor of which this thread made the array."""
@@ -316,13 +258,9 @@ class Machine:
     def misuse(self, sentence: str) -> None:
         self.detector.report(Race("misuse", "", sentence))
 
-    def _access(self, block: Block, span: tuple[int, int], operation: Operation, label: str, *, is_write: bool) -> None:
-        with self.detector.lock:
-            self.detector.access(block, span, operation, label, is_write=is_write)
-
     @contextmanager
     def internally(self) -> Iterator[None]:
-        """Call torch in the context without recording it."""
+        """Call torch in the context for the emulation itself."""
         before, self.thread.is_internal = self.thread.is_internal, True
         try:
             yield
@@ -352,13 +290,6 @@ def _label(name: str, path: str, line: int, function: str) -> str:
     return f"{name} ({path.rsplit('/', 1)[-1]}:{line} {function})"
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its memory, and the byte after its last one."""
-    first = int(tensor.storage_offset())
-    last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first * tensor.itemsize, (last + 1) * tensor.itemsize
-
-
 # What the engine's Python code sees of its device.
 
 _DEVICE_OF, _IS_CUDA = torch.Tensor.device.__get__, torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -384,7 +315,7 @@ class _Placement(TorchFunctionMode):
         if func == torch.Tensor.cpu:
             return self._to(args[0], CPU)
         if func == torch.Tensor.tolist:
-            return self._values(args[0])
+            return machine.values(args[0])
         if func == torch.Tensor.numpy:
             if machine.is_on_device(args[0]):
                 machine.misuse(f"the host takes memory of the device in {labelled('numpy')}")
@@ -393,7 +324,7 @@ class _Placement(TorchFunctionMode):
             return array
         if self._is_emulated(device := kwargs.get("device")):
             return self._create(func, args, kwargs)
-        if not any(machine.is_on_device(one) for one in _tensors(args)):
+        if not any(machine.is_on_device(one) for one in tensors_of(args)):
             return func(*args, **kwargs)
         if device is not None:
             raise NotImplementedError(f"{func} from a tensor of the device with {device=}")
@@ -424,91 +355,92 @@ class _Placement(TorchFunctionMode):
             moved = torch.empty(tensor.shape, dtype=dtype)
         return moved.copy_(tensor, non_blocking=non_blocking)
 
-    def _values(self, tensor: Tensor) -> Any:
-        """Return the values of a tensor as Python's numbers."""
-        machine = self._machine
-        if machine.is_on_device(tensor):
-            operation = machine.begin_on_stream()
-            machine.access(tensor, operation, labelled("tolist"), is_write=False)
-            machine.learn(operation.clock)
-        else:
-            machine.access_on_host(tensor, "tolist", is_write=False)
-        return tensor.tolist()
-
 
 # Operations of torch.
 
-_UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operations whose result nobody writes."""
-_READS_VALUES = {"_local_scalar_dense", "equal", "nonzero", "masked_select"}
+READS_VALUES = {"_local_scalar_dense", "equal", "nonzero", "masked_select"}
 """Operations after which the host knows values of the device."""
-_COPIES = {"copy_", "_to_copy"}
-_TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_"}
+COPIES = {"copy_", "_to_copy"}
+TAKES_HOST_INDICES = {"index", "index_put_", "_index_put_impl_"}
 
 
-class _Recording:
-    """Records the accesses of torch's operations in one thread."""
+@dataclass(frozen=True)
+class Call:
+    """A call of an operation of torch."""
 
+    function: Any
+    args: Any
+    kwargs: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.function._schema.name.split("::")[-1])
+
+    def execute(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+    @cached_property
+    def reads(self) -> list[Tensor]:
+        return [tensor for tensor, is_written in self._tensors if not is_written]
+
+    @cached_property
+    def writes(self) -> list[Tensor]:
+        return [tensor for tensor, is_written in self._tensors if is_written]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [*self.reads, *self.writes]
+
+    @cached_property
+    def _tensors(self) -> list[tuple[Tensor, bool]]:
+        """Tensors among the arguments, and whether the operation writes each."""
+        found: list[tuple[Tensor, bool]] = []
+        for index, argument in enumerate(self.function._schema.arguments):
+            value = self.args[index] if index < len(self.args) else self.kwargs.get(argument.name)
+            # Fused AdamW may scale gradients in place; without a scaler it only reads them.
+            is_gradient = argument.name == "grads" and "_fused_adamw_" in self.function._schema.name
+            is_written = argument.alias_info is not None and argument.alias_info.is_write and not is_gradient
+            found.extend((tensor, is_written) for tensor in tensors_of(value))
+        return found
+
+    def is_kernel(self, machine: Machine) -> bool:
+        """Return whether the operation belongs to a stream of the device."""
+        return any(machine.is_on_device(tensor) for tensor in self.inputs) or (
+            machine.thread.places_on_device and not self.inputs
+        )
+
+    def host_values(self, machine: Machine, label: str) -> list[Tensor]:
+        """Return the inputs of a kernel whose values the thread reads at its launch. Only numbers and indices may come
+        from the host."""
+        found = [one for one in self.reads if one.numel() and not machine.is_on_device(one)]
+        if any(one.dim() > 0 for one in found) and self.name not in TAKES_HOST_INDICES:
+            machine.misuse(f"a tensor of the host among those of the device in {label}")
+        return found
+
+    def blocks(self, machine: Machine) -> bool:
+        """Return whether the thread waits for a kernel."""
+        if self.name in READS_VALUES:
+            return True
+        places = {machine.place_of(tensor) for tensor in self.inputs} & {"pinned", "pageable"}
+        if self.name not in COPIES or not places:
+            return False
+        third = self.args[2] if self.name == "copy_" and len(self.args) > 2 else False
+        return not self.kwargs.get("non_blocking", third) or "pageable" in places
+
+
+class _Dispatching:
     _machine: Machine
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not self._machine.thread.is_internal:
-            with self._machine.internally():
-                self._record(func, args, kwargs, result)
-        return result
-
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        machine, name = self._machine, func._schema.name.split("::")[-1]
-        reads, writes = _arguments(func, args, kwargs)
-        inputs = [*reads, *writes]
-        known = {_address(tensor) for tensor in inputs}
-        made = [tensor for tensor in _tensors(result) if _address(tensor) not in known and _address(tensor)]
-        if not writes and not made and name not in _READS_VALUES:
-            return  # a view
-        with machine.detector.lock:
-            on_device = [tensor for tensor in inputs if machine.is_on_device(tensor)]
-            is_kernel = bool(on_device) or (machine.thread.places_on_device and not inputs)
-            label = labelled(name)
-            if is_kernel and name not in _COPIES:
-                reads = self._without_host_values(name, reads, label)
-            operation = machine.begin_on_stream() if is_kernel else machine.begin_on_host()
-            for tensor in reads:
-                machine.access(tensor, operation, label, is_write=False)
-            for tensor in writes:
-                machine.access(tensor, operation, label, is_write=True)
-            for tensor in made:
-                block = machine.place_on_device(tensor) if is_kernel else machine._place_on_host(tensor)
-                if block is not None and name not in _UNWRITTEN:
-                    machine.access(tensor, operation, label, is_write=True)
-            if is_kernel and self._waits(name, args, kwargs, [*inputs, *made]):
-                machine.learn(operation.clock)
-
-    def _without_host_values(self, name: str, reads: Sequence[Tensor], label: str) -> list[Tensor]:
-        """Return the inputs on the device. Values of the host are read at once, by the thread."""
-        machine, left = self._machine, []
-        for tensor in reads:
-            if machine.is_on_device(tensor) or tensor.numel() == 0:
-                left.append(tensor)
-                continue
-            if tensor.dim() > 0 and name not in _TAKES_HOST_INDICES:
-                machine.misuse(f"a tensor of the host among those of the device in {label}")
-            machine.access(tensor, machine.begin_on_host(), label, is_write=False)
-        return left
-
-    def _waits(self, name: str, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> bool:
-        """Return whether the thread waits for the operation."""
-        if name in _READS_VALUES:
-            return True
-        hosts = [block for tensor in tensors if (block := self._machine.block(tensor)) and block.place != "device"]
-        if name not in _COPIES or not hosts:
-            return False
-        is_asynchronous = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
-        return not is_asynchronous or any(block.place == "pageable" for block in hosts)
+        call = Call(func, args, kwargs or {})
+        return call.execute() if self._machine.thread.is_internal else self._machine.perform(call)
 
 
-class _Recorder(_Recording, TorchDispatchMode):
+class _Dispatch(_Dispatching, TorchDispatchMode):
+    """Passes each operation of torch in one thread to the machine."""
+
     # `__torch_dispatch__` is inherited: torch would wrap one that is defined here, and the wrapper imports torch's
     # compiler, which takes seconds.
 
@@ -517,26 +449,10 @@ class _Recorder(_Recording, TorchDispatchMode):
         self._machine = machine
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors that an operation reads, and those that it writes."""
-    reads: list[Tensor] = []
-    writes: list[Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        # Fused AdamW may scale gradients in place; without a scaler it only reads them.
-        is_gradient = argument.name == "grads" and "_fused_adamw_" in func._schema.name
-        is_written = argument.alias_info is not None and argument.alias_info.is_write and not is_gradient
-        (writes if is_written else reads).extend(_tensors(value))
-    return reads, writes
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an argument or a result."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one)
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+            yield from tensors_of(one)

@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.engine_state import UnitState
+from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -18,8 +21,10 @@ from torch import Tensor
 
 from tests.unit.trainer.engine.races.support.detector import Race
 from tests.unit.trainer.engine.races.support.emulation import Emulation
+from tests.unit.trainer.engine.races.support.late import LateMachine, LateNetwork, Schedule
 from tests.unit.trainer.engine.races.support.machine import CPU, Machine
 from tests.unit.trainer.engine.races.support.network import Network
+from tests.unit.trainer.engine.races.support.recording import RecordingMachine, RecordingNetwork
 from tests.unit.trainer.engine.races.support.sites import Site
 from tests.unit.trainer.engine.support import running
 from tests.unit.trainer.engine.support.cases import RATE, Case
@@ -53,7 +58,8 @@ class TrainedCase:
 class Component:
     """A program that uses a part of the engine by itself, in an order that no plan of today has."""
 
-    work: Callable[[Machine, Path], None]
+    work: Callable[[Machine, Path], list[float]]
+    """Returns numbers that depend on the order of the device's work."""
     device: str = "cuda"
     threads: int = 1
     world: int = 1
@@ -69,75 +75,136 @@ class Outcome:
     races: list[Race]
     reached: set[Site]
     """Waits that were executed."""
-    losses: list[list[float]] = field(default_factory=list)
-    """[ranks][steps]"""
+    numbers: list["Numbers"]
+    """[ranks]"""
+    failure: Exception | None = None
+    """Failure of a run without a wait."""
+    peaks: dict[int, int] = field(default_factory=dict)
+    """Rank -> peak of the bytes that are allocated on its device; of runs that execute late."""
+    executed: int = 0
+    """Number of entries that were executed; of runs that execute late."""
+
+
+@dataclass
+class Numbers:
+    """Numbers that a scenario computes on one rank."""
+
+    losses: list[float] = field(default_factory=list)
+    """[steps]"""
+    agreements: list[Agreement] = field(default_factory=list)
+    """[steps]"""
+    others: list[float] = field(default_factory=list)
+    """Losses of evaluations, or numbers of a component."""
+    measured: list[Any] = field(default_factory=list)
+    """[measuring steps]"""
+    state: list[str] = field(default_factory=list)
+    """Digests of the weights and moments after each step."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A device that executes late."""
+
+    schedule: Schedule
+    queues: int = 32
+    """Hardware queues of a device."""
+    patience: float = 60.0
+    """Seconds without a launch after which a run in which nothing can be executed ends."""
 
 
 class _Sink:
     """Sink that reads what it gets."""
 
     def __init__(self) -> None:
-        self.last: tuple[Kind, Tensor] | None = None
+        self._hashes = {kind: sha256() for kind in KINDS}
+
+    @property
+    def digest(self) -> str:
+        return sha256(b"".join(content.digest() for content in self._hashes.values())).hexdigest()
 
     def write(self, kind: Kind, content: Tensor) -> None:
-        self.last = kind, content.clone()
+        self._hashes[kind].update(content.numpy().tobytes())
 
 
-def run(scenario: Scenario, folder: Path, removed: Site | None = None) -> Outcome:
-    """Run a scenario. `removed`: wait that orders nothing in this run, which ends with the step of the first race."""
-    machine = Machine(scenario.device, removed)
-    emulation = Emulation(machine, Network(machine, scenario.world))
-    losses: list[list[float]] = [[] for _ in range(scenario.world)]
+def run(scenario: Scenario, folder: Path, removed: Site | None = None, late: Late | None = None) -> Outcome:
+    """Run a scenario. `removed`: wait that orders nothing in this run, which ends with the step of the first race.
+    `late`: None for a device that executes at once, whose accesses are checked for races."""
+    machine: RecordingMachine | LateMachine = RecordingMachine(scenario.device, removed)
+    network: Network = RecordingNetwork(machine, scenario.world)
+    if late is not None:
+        machine = LateMachine(
+            scenario.device, removed, schedule=late.schedule, queues=late.queues, patience=late.patience
+        )
+        network = LateNetwork(machine, scenario.world)
+    numbers = [Numbers() for _ in range(scenario.world)]
+    outcome = Outcome([], machine.reached, numbers)
     threads = torch.get_num_threads()
     torch.set_num_threads(scenario.threads)
 
     def work(number: int) -> None:
         if isinstance(scenario, Component):
-            scenario.work(machine, folder / str(number))
+            numbers[number].others.extend(scenario.work(machine, folder / str(number)))
         else:
-            _train(scenario, machine, folder / str(number), losses[number])
+            _train(scenario, machine, folder / str(number), numbers[number])
 
     try:
         with patch.object(running, "process_groups_of", create_process_groups):
-            emulation.run(work, scenario.world)
+            Emulation(machine, network).run(work, scenario.world)
+        if isinstance(machine, LateMachine):
+            machine.end()
+    except Exception as error:
+        if late is None or removed is None:
+            raise
+        outcome.failure = error
     finally:
         torch.set_num_threads(threads)
-    return Outcome([*machine.detector.races], machine.reached, losses)
+    outcome.races = [*machine.detector.races]
+    if isinstance(machine, LateMachine):
+        outcome.peaks, outcome.executed = machine.peaks, machine.executed
+    return outcome
 
 
-def _train(scenario: TrainedCase, machine: Machine, folder: Path, losses: list[float]) -> None:
+def _train(scenario: TrainedCase, machine: Machine, folder: Path, numbers: Numbers) -> None:
     case, number = scenario.case, machine.rank.number
     engine = running.make_engine(case, Ranks(number, case.world, machine.rank.device), folder)
     engine.trace.is_recording = scenario.traces
     spans = spans_of(case.layout, engine.units, number)
     spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
-    saved: Future[None] | None = None
+    saved: tuple[Future[None], _Sink] | None = None
     for step in range(STEPS):
-        losses.append(_step(engine, case, step))
+        _step(engine, case, step, numbers)
         if scenario.sets_state:
             _set_state(engine)
         if saved is not None:
-            saved.result()
-        saved = engine.state.capture(spans, _Sink(), _RING)
+            _finish(*saved, numbers)
+        sink = _Sink()
+        saved = engine.state.capture(spans, sink, _RING), sink
         if step > 0:
-            engine.evaluate(_batch(engine, case, 0), case.micro_batches)
+            evaluated = engine.evaluate(_batch(engine, case, 0), case.micro_batches)
+            numbers.others.extend(evaluated.values())
         # One rank cannot tell alone whether the others continue.
         if machine.removed is not None and case.world == 1 and machine.detector.races:
             break
     assert saved is not None, "there are steps"
-    saved.result()
+    _finish(*saved, numbers)
     engine.close()
 
 
-def _step(engine: Engine, case: Case, step: int) -> float:
-    """Train a step and return its loss."""
+def _finish(saved: Future[None], sink: _Sink, numbers: Numbers) -> None:
+    saved.result()
+    numbers.state.append(sink.digest)
+
+
+def _step(engine: Engine, case: Case, step: int, numbers: Numbers) -> None:
+    """Train a step."""
     tokens, targets = tokens_of(case), targets_of(case, step)
     probe = engine.new_probe(case.following) if case.following else None
     training = Training(tokens, RATE, stop=False, ignored=tokens - targets)
     agreement = engine.train(_batch(engine, case, step), training, step, probe)
     if probe is not None:
-        probe.result()
-    return agreement.loss_sum / targets
+        numbers.measured.append(probe.result())
+    numbers.agreements.append(agreement)
+    numbers.losses.append(agreement.loss_sum / targets)
 
 
 def _set_state(engine: Engine) -> None:

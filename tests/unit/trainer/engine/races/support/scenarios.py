@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload
+from pseudoreal_trainer.engine.passes import TokenBuffer
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import Block, PinnedMemory
@@ -100,28 +101,46 @@ _ON_CPUS = (
 )
 
 
-def _overwrite_while_reloading(machine: Machine, _: Path) -> None:
+def _overwrite_while_reloading(machine: Machine, _: Path) -> list[float]:
     """Stash an input into the buffer from which another input is being reloaded."""
     device = machine.rank.device
     offload = ActivationOffload(machine.streams(device), Trace(0), PinnedMemory(device), device)
     offload.prepare(1, 4, torch.float32)
     offload.stash(Stash(1, 0), torch.ones(1, 2, 2, device=device))
     offload.unstash(Unstash(1, 0))
-    offload.stash(Stash(1, 1), torch.ones(1, 2, 2, device=device))
-    offload.take_reloaded((1, 0))
+    offload.stash(Stash(1, 1), torch.zeros(1, 2, 2, device=device))
+    reloaded = offload.take_reloaded((1, 0))
+    assert reloaded is not None, "the input was reloaded"
+    numbers: list[float] = reloaded.flatten().tolist()
     offload.finish()
     offload.close()
+    return numbers
 
 
-def _free_while_copying(machine: Machine, _: Path) -> None:
+def _replace_tokens_while_copying(machine: Machine, _: Path) -> list[float]:
+    """Prepare the tokens of a run while those of the previous one are copied to the device."""
+    device = machine.rank.device
+    buffer = TokenBuffer(machine.streams(device), device, PinnedMemory(device))
+    copies = []
+    for run in range(2):
+        buffer.prepare([(1, 2)])
+        copies.append(buffer.to_device(torch.full((1, 3), run)))
+    numbers: list[float] = [copy.sum().item() for copy in copies]
+    buffer.close()
+    return numbers
+
+
+def _free_while_copying(machine: Machine, _: Path) -> list[float]:
     """Free pinned memory from which a copy to the device is in flight."""
     device = machine.rank.device
     block = Block(64, PinnedMemory(device))
-    torch.empty(64, dtype=torch.uint8, device=device).copy_(block.memory, non_blocking=True)
+    copy = torch.empty(64, dtype=torch.uint8, device=device).copy_(block.memory, non_blocking=True)
     block.close()
+    numbers: list[float] = copy.tolist()
+    return numbers
 
 
-def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> None:
+def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> list[float]:
     """Fetch experts into the slot of other experts, after a block was fetched and dropped."""
     case = replace(SEVERAL_RANKS["shards of groups"], expert_groups=1, window=1)
     engine = running.make_engine(case, Ranks(machine.rank.number, case.world, machine.rank.device), folder)
@@ -130,7 +149,10 @@ def _fetch_after_a_drop_of_the_other_pool(machine: Machine, folder: Path) -> Non
     for unit in (experts, block, other_experts):
         copies.fetch(Fetch(unit))
         copies.drop(Drop(unit))
+    slots = [slot for of_pool in engine._executor._copies._store.window.values() for slot in of_pool]
+    numbers = [float(slot.sum()) for slot in slots]
     engine.close()
+    return numbers
 
 
 _CASES = ONE_RANK | SEVERAL_RANKS | ELASTIC
@@ -141,6 +163,7 @@ SCENARIOS: dict[str, Scenario] = {
     "trace": TrainedCase(ONE_RANK["host"], traces=True),
     "state is set": TrainedCase(ONE_RANK["device"], sets_state=True),
     "an input is overwritten while it is reloaded": Component(_overwrite_while_reloading),
+    "tokens are replaced while they are copied": Component(_replace_tokens_while_copying),
     "memory is freed while it is copied": Component(_free_while_copying),
     "a fetch after a drop of the other pool": Component(_fetch_after_a_drop_of_the_other_pool, world=2),
 }
