@@ -294,3 +294,10 @@ def test_a_planned_mark_is_the_ratio_that_stands_in_the_example() -> None:
     found = planned("dense", "one GPU", "gpu/124m-pseudo-one-gpu", "gpu-machine")
     assert found.ratio == pytest.approx(float(stated[1]), abs=0.005)
     assert found.origin == "predicted"
+
+
+def test_the_speed_up_in_the_readme_is_that_of_the_page() -> None:
+    [readme] = re.findall(r"with (\d\.\d+ \(.*?\)) times fewer operations", Path("README.md").read_text())
+    page = Path("docs/method.md").read_text()
+    speed_ups = page[page.index(": speed-ups\n") :]
+    assert cells(speed_ups, "grown from 4 layers at 30 %", 3)[0] == readme
