@@ -16,7 +16,7 @@ from tests.support.suite import PARTS, SOLO, Result, minor_parts, read_results
 
 Json = dict[str, Any]
 
-REQUIRED = (*PARTS, *minor_parts(is_deep=False), SOLO)
+REQUIRED = (*PARTS, *minor_parts(is_deep=False), *SOLO)
 """Parts of the suite without which no run is recorded. With `--deep` there are others."""
 _OWN = {"cluster", "api-server", *(part.name for part in minor_parts(is_deep=True))}
 """Parts with a number of their own in the record; the others are `programs`."""

@@ -94,11 +94,16 @@ PARTS = (*_LONG, _UNITS)
 """Parts in starting order: the longest first, so none of them runs alone at the end."""
 ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
-SOLO = Part(
-    "solo",
-    (*(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training")), "tests/unit/operator/lifecycle"),
-    marks="solo",
+SOLO = (
+    Part(
+        "solo",
+        (*(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training")), "tests/unit/operator/lifecycle"),
+        marks="solo",
+    ),
+    # Apart, because torch would count in the memory of the operators forked here.
+    Part("solo-api-server", ("tests/integration/operator/test_tenants.py",), marks="solo"),
 )
+"""Parts that run after all others, one after the other."""
 
 
 def minor_parts(is_deep: bool) -> list[Part]:
@@ -154,7 +159,9 @@ def main() -> int:
     begin = time.monotonic()
     codes = []
     parts = [*PARTS, *minor_parts(chosen.deep), *processor_parts(_processor_flags(), chosen.deep)]
-    for part, code in chain(_side_by_side(chosen.marks, options, parts), _side_by_side(chosen.marks, options, (SOLO,))):
+    together = _side_by_side(chosen.marks, options, parts)
+    alone = (_side_by_side(chosen.marks, options, (part,)) for part in SOLO)
+    for part, code in chain(together, *alone):
         codes.append((part, code))
         sys.stdout.buffer.write(part.log.read_bytes())
         sys.stdout.flush()

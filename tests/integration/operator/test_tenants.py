@@ -29,7 +29,8 @@ from tests.support.jobs import good_job
 from tests.support.operator_process import Operator
 from tests.support.patience import wait_for
 
-pytestmark = pytest.mark.integration
+# Solo, because it judges how long a job of another tenant waits.
+pytestmark = [pytest.mark.integration, pytest.mark.solo]
 
 Json = dict[str, Any]
 SERVED_SECONDS = 5.0

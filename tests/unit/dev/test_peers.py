@@ -60,5 +60,5 @@ def test_the_suite_asks_for_all_packages(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(suite, "FOLDER", tmp_path)
-    assert suite.SOLO.run("", []) == 0
+    assert suite.SOLO[0].run("", []) == 0
     assert "--all-packages" in ran[0]
