@@ -97,7 +97,10 @@ ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 SOLO = (
     Part(
         "solo",
-        (*(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training")), "tests/unit/operator/lifecycle"),
+        (
+            *(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training", "estimate")),
+            "tests/unit/operator/lifecycle",
+        ),
         marks="solo",
     ),
     # Apart, because torch would count in the memory of the operators forked here.

@@ -40,7 +40,7 @@ def test_table_of_the_plans_is_up_to_date() -> None:
 
 
 def test_page_names_the_driver_and_the_gpus_that_the_locked_torch_needs() -> None:
-    text, lock = PAGE.read_text(), (PAGE.parents[1] / "requirements" / "trainer.txt").read_text()
+    text, lock = " ".join(PAGE.read_text().split()), (PAGE.parents[1] / "requirements" / "trainer.txt").read_text()
     torch_version = _locked("torch", lock)
     cuda = _locked("cuda-toolkit", lock)
     major = int(cuda.partition(".")[0])

@@ -89,6 +89,7 @@ def test_schedule_estimate_says_what_must_change() -> None:
     assert "the exchanges of tokens with experts" in said
 
 
+@pytest.mark.solo
 def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> None:
     """The manifest of the real phase as saved by 512 ranks; no tensor files are written, and the digests are
     placeholders."""
