@@ -4,11 +4,12 @@ Each benchmark computes its claims from its raw results and puts them into docs/
 written from that file alone.
 """
 
-import re
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from textwrap import fill
 
+from packaging.version import Version
 from pydantic import BaseModel
 
 from benchmarks.pages import CLAIMS, PAGES
@@ -92,7 +93,7 @@ def outdated(claims: Sequence[Claim], readme: str, release: str) -> list[str]:
     for claim in (claim for claim in claims if claim.in_readme):
         if claim.in_readme not in words:
             found.append(f"README lacks {claim.in_readme!r}, the figure of {claim.subject!r}")
-        if _minor(release) - _minor(claim.release) > OLDEST:
+        if _minors_between(Version(claim.release), Version(release)) > OLDEST:
             found.append(
                 f"README says {claim.in_readme!r}, measured with release {claim.release}; measure {claim.subject!r}"
                 f" again with release {release}"
@@ -100,8 +101,6 @@ def outdated(claims: Sequence[Claim], readme: str, release: str) -> list[str]:
     return found
 
 
-def _minor(release: str) -> int:
-    """Return the number of the minor release, over all major releases."""
-    found = re.match(r"(\d+)\.(\d+)", release)
-    assert found is not None, "releases are named by numbers"
-    return 1000 * int(found[1]) + int(found[2])
+def _minors_between(older: Version, newer: Version) -> float:
+    """Return the minor releases from one to the other; infinity if the major releases differ."""
+    return newer.minor - older.minor if newer.major == older.major else inf

@@ -1,7 +1,7 @@
 """Examine, test and time a machine with a GPU in ten minutes, and pack the findings into one file to send back:
 `python -m benchmarks.gpu.collect`.
 
-The file is written after each program, so that an interruption loses no more than the program that runs.
+The file is written again after each program: an interruption loses only the findings of the running program.
 """
 
 import argparse

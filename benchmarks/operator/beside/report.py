@@ -195,7 +195,7 @@ def _speed(lives: Sequence[Life]) -> str:
 
 
 def _speeds(lives: Sequence[Life]) -> Iterator[tuple[int, float]]:
-    """Yield our speed divided by the speed of the faster peer, for each load of many jobs."""
+    """Yield (J, ratio) for each load of J > 1 jobs: our jobs a second, divided by the faster peer's jobs a second."""
     for load in sorted({life.jobs for life in lives if life.jobs > 1}):
         found = {life.stack: life.jobs_per_second for life in lives if life.jobs == load}
         if ONE_PHASE.title in found and (peers := [found[peer] for peer in PEERS if peer in found]):

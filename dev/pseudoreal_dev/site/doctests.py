@@ -12,7 +12,7 @@ _EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
 class Doctests(griffe.Extension):  # type: ignore[misc]
-    """Puts each example of a docstring into a fence."""
+    """Rewrites every docstring by `fenced`, before mkdocstrings renders the docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -20,5 +20,5 @@ class Doctests(griffe.Extension):  # type: ignore[misc]
 
 
 def fenced(docstring: str) -> str:
-    """Return the docstring with a fence around each example, which ends before an empty line."""
+    """Return the docstring with a fence around each example. An example ends before an empty line."""
     return _EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", docstring)

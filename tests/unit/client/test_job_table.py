@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pseudoreal import Client
 from pseudoreal_client.ui import table as table_module
 from pseudoreal_client.ui.cluster import cluster_jobs
@@ -30,14 +29,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def kubeconfig(server: ScriptedServer, tmp_path: Path) -> str:
-    body = {
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(body))
-    return str(tmp_path / "config")
+    return server.kubeconfig(tmp_path / "config")
 
 
 def stored(name: str, version: int, **status: Any) -> Json:

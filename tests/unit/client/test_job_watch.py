@@ -56,14 +56,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def kubeconfig(server: ScriptedServer, tmp_path: Path) -> str:
-    body = {
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(body))
-    return str(tmp_path / "config")
+    return server.kubeconfig(tmp_path / "config")
 
 
 @pytest.fixture

@@ -73,8 +73,8 @@ class Transition:
 def phases_of(
     steps: Steps, heads: Sequence[Head], history: Sequence[HistoryEntry], known_configs: Sequence[PhaseConfig] = ()
 ) -> list[PhaseFacts]:
-    """Return the phases that the files of a job name, in the order of the job. `known_configs`: of phases of which the
-    history has none."""
+    """Return all phases in `steps`, `heads`, `history` and `known_configs`, in the order of the job. `known_configs`:
+    configurations from outside the history, which has priority."""
     configs = {config.phase: config for config in known_configs} | _configs(history)
     shapes = {head.phase: Shape.of(head.model, head.sharing) for head in heads}
     shapes |= {name: Shape.of(config.model, config.sharing) for name, config in configs.items()}

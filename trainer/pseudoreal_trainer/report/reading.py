@@ -47,9 +47,9 @@ class JobFiles:
     """Oldest entry first."""
     notices: list[str] = field(default_factory=list)
     configs: Sequence[PhaseConfig] = ()
-    """Configurations of phases that are known otherwise than from the history."""
+    """Configurations from outside the history, for instance from the spec of a job in a cluster."""
     has_checkpoints: bool = True
-    """Whether the checkpoints were read; else they are where the page does not look."""
+    """False for a job in a cluster: the page does not read the job's storage."""
 
 
 USUAL_BOUNDS = Bounds()

@@ -97,7 +97,7 @@ class Channel:
         return self._thread.is_alive() and since is not None and time.monotonic() - since > HANGING_SECONDS
 
     def next_change(self) -> asyncio.Event:
-        """Return the event that the next content, or the next error, sets."""
+        """Return an event, which is set as soon as there is new content or another error."""
         return self._changed
 
     def enter(self) -> None:

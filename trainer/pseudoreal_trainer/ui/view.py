@@ -14,7 +14,7 @@ class Row:
     """Line of the list of jobs."""
 
     id: str
-    """Identifier of the job in the page's address."""
+    """Path of the job's page below /job/."""
     name: str
     place: str
     """Namespace, or folder."""

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import yaml
 
 Json = dict[str, Any]
 
@@ -40,6 +43,17 @@ class ScriptedServer:
         key = next(key for key in self.answers if key in path)
         found = self.answers[key]
         return found.pop(0) if len(found) > 1 else found[0]
+
+    def kubeconfig(self, path: Path) -> str:
+        """Write a kubeconfig of this server, with the namespace team; return its path."""
+        body = {
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        path.write_text(yaml.safe_dump(body))
+        return str(path)
 
     def watches(self) -> list[str]:
         """Return the resourceVersion of each watch that was asked for."""
