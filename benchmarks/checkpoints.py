@@ -349,7 +349,7 @@ def claim(found: Measured, stamp: machine.Stamp) -> Claim:
         page=pages.CHECKPOINTS.name,
         against=", ".join(one.way for one in others),
         result=(
-            f"an asynchronous save stops training for {1000 * still:.0f} ms; others stop training for"
+            f"an asynchronous save stops training for {1000 * still:.0f} ms; saves of the other programs stop it for"
             f" {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
         ),
         loses=tuple(
@@ -357,7 +357,7 @@ def claim(found: Measured, stamp: machine.Stamp) -> Claim:
             for one in others
             if one.seconds < slower
         ),
-        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware()}",
+        measured=f"{stamp.date}, at commit {stamp.commit}, on {machine.hardware()}",
         release=stamp.release,
     )
 
@@ -373,25 +373,28 @@ def section() -> str:
     sync = next(one for one in found.savings if one.way == OURS_SYNC)
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
+    share = f"… share of time, at a save every {EVERY_STEPS} steps"
     return f"""## Saving and loading
 
-One rank, the larger model, {found.bytes / 2**20:.0f} MiB of state on the host, a buffer of {BUFFER_BYTES >> 20} MiB;
-training continues during the asynchronous saves, in steps of {found.step_seconds:.2f} s. Medians of {_SAVES}.
+One rank trains the [larger model](steps.md#larger-model), with its state of {found.bytes / 2**20:.0f} MiB on the host
+and steps of {found.step_seconds:.2f} s. pseudoreal saves through a buffer of {BUFFER_BYTES >> 20} MiB. Training
+continues during asynchronous saves. Figures are medians of {_SAVES}.
 
-| save | until on disk, s | training stands still, s | … at a save every {EVERY_STEPS} steps | extra memory, MiB |
+| save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-Saving, digests included, takes {sync.seconds:.2f} s, `cp` and `sync` of the same files {found.copy_seconds:.2f} s:
-{save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s, `cat` to
-nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. If the files are not in the page cache yet, as after a
-restart, loading takes {found.cold_load_seconds:.2f} s and `cat` {found.cold_read_seconds:.2f} s: {cold_rate:.0%}.
-torch.distributed.checkpoint, which compares no digests, takes {found.dcp_load_seconds:.2f} s from
-memory{_deepspeed_loads(found)}."""
+A synchronous save by pseudoreal, digests included, takes {sync.seconds:.2f} s. `cp` and `sync` of the same files take
+{found.copy_seconds:.2f} s: the save has {save_rate:.0%} of this rate. Loading, which compares every file with its
+digest, takes {found.load_seconds:.2f} s. `cat` of the files to `/dev/null` takes {found.read_seconds:.2f} s: loading
+has {load_rate:.0%} of this rate. If the files are not in the page cache, as after a restart, loading takes
+{found.cold_load_seconds:.2f} s and `cat` {found.cold_read_seconds:.2f} s: {cold_rate:.0%} of this rate. From the page
+cache, torch.distributed.checkpoint, which compares no digests, loads in
+{found.dcp_load_seconds:.2f} s{_deepspeed_loads(found)}."""
 
 
 def _deepspeed_loads(found: Measured) -> str:
-    loads = [f", {one.way} {one.load_seconds:.2f} s" for one in found.savings if one.load_seconds is not None]
+    loads = [f", {one.way} in {one.load_seconds:.2f} s" for one in found.savings if one.load_seconds is not None]
     return "".join(loads)
 
 

@@ -70,16 +70,18 @@ def page(record: Record) -> str:
 
 _HEAD = """# Benchmarks
 
-Each claim has its own page of tables. A program writes claims and tables from raw results in `docs/data/`. All figures
-are of small models on two cores: no figure is of a GPU. Whether pseudo-to-real training pays is [measured
-apart](method.md)."""
+Each heading links to the page with the tables of a claim. Programs write claims and tables from raw results in
+`docs/data/`. All figures are of small models on two cores; none is of a GPU. A factor says how many times as fast
+pseudoreal is as the other program: at 0.83× it is slower. A plus after a commit means that files were modified. Whether
+pseudo-to-real training pays is [measured apart](method.md)."""
 _COPIED = "Figures marked † were copied from tables whose raw results were not kept."
 
 
 def _section(claim: Claim) -> str:
-    lines = [f"- {result[0].upper()}{result[1:]}." for result in claim.result]
-    lines += [f"- **Loses**: {loss}." for loss in claim.loses]
-    against = f" Beside {claim.against}." if claim.against else ""
+    items = [f"- {result[0].upper()}{result[1:]}." for result in claim.result]
+    items += [f"- **Loses**: {loss}." for loss in claim.loses]
+    lines = [fill(item, 120, subsequent_indent="  ", break_on_hyphens=False) for item in items]
+    against = f" Compared with {claim.against}." if claim.against else ""
     mark = " †" if claim.is_copied else ""
     measured = fill(f"Measured on {claim.measured}, release {claim.release}{mark}.{against}", 120)
     return f"## [{claim.subject}]({PAGES.name}/{claim.page})\n\n" + "\n".join(lines) + f"\n\n{measured}"

@@ -79,10 +79,11 @@ def section() -> str:
     )
     return f"""## Depth
 
-One rank, hidden 128, 4 micro-batches of 2 sequences of 64 bytes, state on the host, window {WINDOW}, blocks recomputed.
-The time of a step grows with the layers, the slots for working copies do not.
+One rank trains models of hidden size 128 and different depth: 4 micro-batches of 2 sequences of 64 bytes, state on the
+host, a window of {WINDOW} slots, blocks recomputed. The time of a step grows in proportion to the number of layers. The
+memory of the slots for working copies does not grow.
 
-| layers | ms per step | ms per layer | slots, MiB |
+| layers | ms per step | ms per step and layer | slots, MiB |
 | ---: | ---: | ---: | ---: |
 {rows}"""
 

@@ -17,24 +17,27 @@ from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, compari
 
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
-One training step in float32 on {RANKS} ranks (gloo over loopback, one thread each), with weights, gradients and
-optimizer state sharded over the ranks. All runs have the same first weights, the same batches, AdamW and no clipping.
-The losses of all runs of a model agree to {TOLERANCE:g} (relative); otherwise there would be no table. n is the number
-of micro-batches. Every cell is the median of the timed steps of fresh processes, with the quartiles beside it; in each
-round the stacks take turns, and warm-up steps are excluded. If the quartiles of a cell lie more than {MOST_SPREAD:.0%}
-of the median apart, the machine was not quiet: the cell shows the spread instead of a time, and is excluded from
-comparisons.
+The tables show the time of one training step in float32 on {RANKS} ranks (gloo over loopback, one thread each).
+Weights, gradients and optimizer state are sharded over the ranks. The compared programs are called *stacks*. All of
+them train with the same first weights, the same batches, AdamW and no clipping. The relative difference of the losses
+of a model is at most {TOLERANCE:g}; otherwise there would be no table. n is the number of micro-batches.
 
-- **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
-- **fully_shard**: a part of torch; each block is a group, and gradients are reduced with the last micro-batch. *Weights
-  kept*: `reshard_after_forward=False`, for machines with enough memory. Offload: `CPUOffloadPolicy`.
-- **DistributedDataParallel**: a part of torch, without shards; compared with our engine with `stateSharding: None`.
-- **DeepSpeed ZeRO-3**: its default settings except for clipping (off), with its own AdamW. Offload: parameters and
-  optimizer to the host.
+In each round the stacks take turns, each in fresh processes. Every cell has the median of the timed steps of all
+rounds, without the steps of warm-up, and the quartiles in square brackets. If the quartiles are further apart than
+{MOST_SPREAD:.0%} of the median, the machine was not quiet. Then the cell shows this distance, as a share of the median,
+instead of a time, and is excluded from comparisons.
 
-In brackets: the time of the stack divided by the time of pseudoreal with the state in the same place (for offload the
-host, else the device). Above 1, pseudoreal is faster. On a CPU, device and host are the same memory: the tables compare
-the work of the stacks, and not transfers to an accelerator."""
+- **pseudoreal**: this project's engine. The state of the units is on the device, on the host, or on disk.
+- **fully_shard**: a part of torch. Each block is a group, and gradients are reduced only with the last micro-batch.
+  *Weights kept* is `reshard_after_forward=False`, for machines with enough memory. Offload is `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch. It does not shard, so it is compared with our engine with
+  `stateSharding: None`.
+- **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. Offload puts
+  parameters and optimizer on the host.
+
+A factor in round brackets is the time of the stack divided by the time of pseudoreal with its state in the same place:
+on the host for stacks with offload, otherwise on the device. Above 1, pseudoreal is faster. On a CPU, device and host
+are the same memory, so the tables compare the work of the stacks, and not transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -64,7 +67,7 @@ def claim(results: Results) -> Claim:
             f" {min(found):.2f}×"
             for peer, found in lost.items()
         ),
-        measured=f"{machine.date}, at {machine.commit}, {machine.hardware}",
+        measured=f"{machine.date}, at commit {machine.commit}, on {machine.hardware}",
         release=machine.release,
         in_readme=faster,
     )
@@ -76,7 +79,10 @@ def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path
     plot.step_times(own, picture)
     tables = (
         f"{heading}:\n\n{_table([key for key in own if key[1].recompute is recompute], found, ratios)}"
-        for recompute, heading in ((True, "Blocks recomputed in the backward pass"), (False, "Activations kept"))
+        for recompute, heading in (
+            (True, "Blocks are recomputed in the backward pass"),
+            (False, "Activations are kept"),
+        )
         if any(case.recompute is recompute for _, case in own)
     )
     return "\n\n".join([_heading(name, MODELS[name]), *tables, pages.picture("Step times", picture.name)])
@@ -86,10 +92,10 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     spec, effort = model.spec, model.effort
     millions = sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) / 1e6
     return (
-        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers,"
-        f" hidden {spec.hidden_size}, feed-forward {spec.feed_forward.size}. A step has {model.sequences} sequences of"
-        f" {spec.sequence_length:,} bytes, or more, so that each rank has one in every micro-batch. Rounds:"
-        f" {effort.rounds}; in each, steps of warm-up: {effort.warm_up}, timed steps: {effort.timed}."
+        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers of hidden size"
+        f" {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences} sequences of"
+        f" {spec.sequence_length:,} bytes, or more if a rank would otherwise have no sequence in a micro-batch. Rounds:"
+        f" {effort.rounds}. Steps in a round: {effort.warm_up} of warm-up, then {effort.timed} timed."
     )
 
 
@@ -121,8 +127,8 @@ def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
     lines = ["### Wins and losses", ""]
     faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
-    lines.append(f"Where both were measured on a quiet machine, {faster}.")
-    lines += [f"\nIt is slower in {len(lost)}:\n"] if lost else []
+    lines.append(f"A comparison counts if the machine was quiet for both stacks. {faster}.")
+    lines += [f"\npseudoreal is slower in {len(lost)} comparisons:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)
 
@@ -135,8 +141,9 @@ def _noise(found: Timings) -> str:
     spreads = sorted(timing.spread for timing in found.values())
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
-        f"Noise: the quartiles of a cell's steps lie {spreads[len(spreads) // 2]:.0%} of its median apart (half of the"
-        f" cells: less), at worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(found)} cells."
+        f"Noise: in half of the cells, the quartiles are at most {spreads[len(spreads) // 2]:.0%} of the median apart;"
+        f" in the worst cell, {spreads[-1]:.0%}. {left_out} of {len(found)} cells are excluded because the machine was"
+        " not quiet."
     )
 
 
@@ -145,4 +152,7 @@ def _crashes(results: Results) -> list[str]:
     if not crashed:
         return []
     stacks = ", ".join(f"{stack} {count}" for stack, count in crashed.items())
-    return [f"Runs that crashed when they ended, after their last step, and count all the same: {stacks}."]
+    return [
+        "Some runs crashed after their last step, when they ended; their times count all the same. Number of such runs:"
+        f" {stacks}."
+    ]

@@ -75,9 +75,10 @@ def section() -> str:
     rows = "\n".join(_row(pair) for pair in found.pairs)
     return f"""## The engine beside an earlier one
 
-Commit {found.new} beside {found.base}: two ranks, fully sharded state, the same batches and first weights, the losses
-agree to the bit or there would be no row. The two versions take turns, in fresh processes. "Waited" is the time of a
-step for which the main thread of the first rank waited for reductions and updates of its own rank.
+The engine of commit {found.new} is compared with the engine of {found.base}: two ranks, fully sharded state, the same
+batches and first weights. The losses are equal to the bit; otherwise there would be no row. The two versions take
+turns, in fresh processes. "Waited" is the time of a step for which the main thread of the first rank waited for
+reductions and updates of its own rank.
 
 | case | before, ms | after, ms | speed-up | waited before, ms | waited after, ms |
 | --- | ---: | ---: | ---: | ---: | ---: |

@@ -125,7 +125,7 @@ def batches(config: PhaseConfig, steps: int) -> NDArray[np.int32]:
 def in_words(model: Model) -> str:
     attention = model.attention
     return (
-        f"{model.family}: {model.layers} layers, hidden {model.hidden_size}, {attention.heads} heads,"
-        f" {attention.key_value_heads} of keys and values, feed-forward {model.feed_forward.size}, vocabulary"
+        f"{model.family}: {model.layers} layers, hidden size {model.hidden_size}, {attention.heads} heads,"
+        f" {attention.key_value_heads} key-value heads, feed-forward size {model.feed_forward.size}, vocabulary"
         f" {model.vocabulary_size:,}"
     )

@@ -35,10 +35,12 @@ from benchmarks.summary import MOST_SPREAD, Timing
 
 TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
-_TEXT = f"""Stacks take turns in one run, each turn in a fresh process; every cell is the
-median of the turns, or of the timed steps of all turns, with the quartiles beside it. If the quartiles of a cell lie
-more than {MOST_SPREAD:.0%} of the median apart, the machine was not quiet: the cell shows the spread, and is excluded
-from comparisons. In brackets: how many times as fast as the stack pseudoreal is."""
+_CACHE: dict[Temperature, str] = {"warm": "file cached", "cold": "file not cached"}
+_TEXT = f"""The compared programs are called *stacks*. In one run the stacks take turns, each turn in a fresh process.
+Every cell has the median of the turns, or of the timed steps of all turns, and the quartiles in square brackets. If the
+quartiles are further apart than {MOST_SPREAD:.0%} of the median, the machine was not quiet. Then the cell shows this
+distance, as a share of the median, and is excluded from comparisons. A factor in round brackets says how many times as
+fast as this stack pseudoreal is."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def claim(results: Results) -> Claim:
         against="tokenizers, Megatron's IndexedDataset, datatrove, transformers",
         result=tuple(f"{bar.what}: {bar.figure}" for bar in found if bar.is_reached),
         loses=tuple(f"{bar.what}: {bar.figure} (aim: {bar.bound})" for bar in found if not bar.is_reached),
-        measured=f"{stamp.date}, at {stamp.commit}, {machine.hardware}",
+        measured=f"{stamp.date}, at commit {stamp.commit}, on {machine.hardware}",
         release=stamp.release,
     )
 
@@ -128,7 +130,7 @@ def _machine(results: Results) -> str:
 
 def _measured(stamps: dict[str, Stamp], part: str) -> str:
     stamp = stamps.get(part, Stamp(date="an unknown day", commit="an unknown commit"))
-    return f"\n\nMeasured on {stamp.date}, at {stamp.commit}."
+    return f"\n\nMeasured on {stamp.date}, at commit {stamp.commit}."
 
 
 def bars(results: Results) -> list[Bar]:
@@ -136,11 +138,16 @@ def bars(results: Results) -> list[Bar]:
     preparing, reading, training = results.preparing, results.reading, results.training
     resident = None if results.resident is None else [results.resident.grown_bytes / _MIB]
     return [
-        Bar("text a second, beside the tokenizer alone", 0.85, "{:.1%}".format, _ratios(preparing, ALONE)),
-        *_reading_bars(reading),
-        Bar("memory of a rank at 10^12 samples", 100.0, "{:.1f} MiB".format, resident, is_least=False),
         Bar(
-            "share of a step that waits for data",
+            "text prepared per second, compared with the tokenizer library alone",
+            0.85,
+            "{:.1%}".format,
+            _ratios(preparing, ALONE),
+        ),
+        *_reading_bars(reading),
+        Bar("memory of a rank for a data set of 10^12 samples", 100.0, "{:.1f} MiB".format, resident, is_least=False),
+        Bar(
+            "share of a step spent waiting for data",
             0.01,
             "{:.2%}".format,
             None if training is None else training.waited,
@@ -152,7 +159,7 @@ def bars(results: Results) -> list[Bar]:
 def _reading_bars(found: Reading | None) -> Iterator[Bar]:
     for stack in (MEGATRON, LONG):
         for case in get_args(Temperature):
-            what = f"windows a second, beside {stack}, {case}"
+            what = f"windows read per second, compared with {stack}, {_CACHE[case]}"
             yield Bar(what, 2.0, "{:.2f}×".format, _ratios(found, stack, case))
 
 
@@ -162,7 +169,7 @@ def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[flo
 
 
 def _bars(results: Results) -> str:
-    return _markdown(["bar", "", ""], [[bar.what, bar.bound, bar.verdict] for bar in bars(results)])
+    return _markdown(["figure", "aim", "result"], [[bar.what, bar.bound, bar.verdict] for bar in bars(results)])
 
 
 def _preparing(found: Preparing) -> str:
@@ -173,10 +180,11 @@ def _preparing(found: Preparing) -> str:
     ]
     return f"""### Preparation of text
 
-{amount:,.0f} MB of Python sources in {found.documents:,} documents, JSON lines; a byte-level BPE of
-{found.vocabulary:,} tokens. Each stack has one processor and one thread. *{ALONE}* is the library with which `prepare`
-encodes: here it encodes texts in memory, and discards the result. `prepare` reads, encodes, shuffles, writes and
-digests; its time includes the start of its process. Training the tokenizer takes {found.train_seconds:.1f} s.
+The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents, as JSON lines. The tokenizer is a
+byte-level BPE of {found.vocabulary:,} tokens; training it takes {found.train_seconds:.1f} s. Each stack has one
+processor and one thread. *{OURS}* is `pseudoreal data prepare`, which reads, encodes, shuffles and writes the text and
+computes digests; its time includes the start of its process. *{ALONE}* is the library with which `prepare` encodes:
+here it encodes texts in memory, and discards the result.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -193,17 +201,22 @@ def _reading(found: Reading) -> str:
         for stack in found.stacks
     ]
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    counts = ", ".join(f"{count:,} {case}" for case, count in found.windows.items())
+    counts = ", ".join(f"{count:,} windows {case}" for case, count in found.windows.items())
     return f"""### Windows at random
 
-Windows of {found.window:,} tokens of two bytes from a file of {found.file_bytes / 2**30:.2g} GiB, in batches of 64,
-copied as 32-bit numbers to separate memory; {counts} in each turn. All stacks read the same windows of the same bytes;
-otherwise there would be no table. *{ORDERED}* also computes which windows to read; the other stacks are given the
-windows. *{MEGATRON}* is IndexedDataset with its memory map, in documents of 1,000 tokens on average, so a window
-consists of several pieces; *{LONG}*: in documents of 2^20 tokens, where a window is one piece, the best case of
-Megatron. Ours does not look at documents. *{DATATROVE}* is DatatroveFileDataset ({versions}). Warm: the file is in the
-page cache. Cold: before each turn the file is dropped from the page cache (`posix_fadvise`, DONTNEED); the cache of a
-virtual machine's host cannot be dropped.
+A *window* is a sample of {found.window:,} consecutive tokens. Windows are read at random places of a file of
+{found.file_bytes / 2**30:.2g} GiB with two bytes for each token, in batches of 64, and are copied as 32-bit numbers to
+separate memory. All stacks read the same windows of the same bytes; otherwise there would be no table. A turn reads
+{counts}. Warm: the file is in the page cache. Cold: before each turn the file is dropped from the page cache
+(`posix_fadvise`, DONTNEED); the cache of a virtual machine's host cannot be dropped.
+
+- *{OURS}* does not look at the documents of the file.
+- *{ORDERED}* also computes which windows to read. All other stacks are told which windows to read.
+- *{MEGATRON}* is IndexedDataset with its memory map. Documents have 1,000 tokens on average, so a window consists of
+  parts of several documents.
+- *{LONG}* is the same with documents of 2^20 tokens. Almost every window lies in one document, which
+  is the best case of Megatron.
+- *{DATATROVE}* is DatatroveFileDataset. Versions: {versions}.
 
 {_markdown(["windows a second", *found.windows], rows)}"""
 
@@ -211,11 +224,12 @@ virtual machine's host cannot be dropped.
 def _resident(found: Resident) -> str:
     return f"""### Memory of a rank
 
-A process that has imported everything that a rank imports opens {found.samples:.2e} samples of {found.sequence} tokens,
-two sources in a mixture, {found.token_bytes / 1e12:.3g} TB in {found.files:,} native shards (files without content,
-which take no room on the disk). It reads {found.steps:,} steps of {found.batch:,} samples at the start of the first
-epoch and as many at its end. Its resident memory grows by {found.grown_bytes / _MIB:.1f} MiB at the peak, from
-{found.before_bytes / _MIB:,.0f} MiB that the imports take to {found.total_bytes / _MIB:,.0f} MiB."""
+A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
+samples of {found.sequence} tokens: {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format
+(files with holes, which take no room on the disk). It reads {found.steps:,} steps of {found.batch:,} samples at the
+start of the first epoch and {found.steps:,} steps at its end. Its resident memory is
+{found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of
+{found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -230,9 +244,10 @@ def _losses(found: Losses) -> str:
     ]
     return f"""### Loss of large vocabularies
 
-Norm, head, loss and all gradients of {found.tokens:,} tokens, hidden {found.hidden}, float32. Ours computes the logits
-of one chunk of tokens at a time, as in training; *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once.
-Loss and norms of the gradients agree to {TOLERANCE:g} (relative); otherwise there would be no table. Memory: the peak,
+The table shows the time and the memory of the final norm, the head, the loss and all of their gradients, for
+{found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one chunk of tokens at
+a time, as in training. *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once. The losses and the norms of
+the gradients differ by at most {TOLERANCE:g} (relative); otherwise there would be no table. The memory is the peak,
 without weights and input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
@@ -251,13 +266,14 @@ def _training(found: Training) -> str:
     ]
     return f"""### A Llama beside `transformers`
 
-{found.model}: {found.parameters / 1e6:.1f} M parameters, {found.sequences} sequences of
-{found.sequence_length:,} tokens a step, float32, AdamW with clipping, {found.threads} threads in one process. Ours is
-the trainer's own loop on token files of `pseudoreal data prepare`, with its metrics; *{PLAIN}* is a plain loop around
-`transformers`' own model, which starts from our export of the first weights and has all samples in memory. The losses
-of {found.steps} steps, from {found.first_loss:.4f} to {found.last_loss:.4f}, differ by {found.apart:.1e} at most
-(relative); beyond {TOLERANCE:g} there would be no table. Ours waited for data for {median(found.waited):.3%} of the
-steps' time, at most {max(found.waited):.3%} in a turn, the first step included.
+The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences} sequences of
+{found.sequence_length:,} tokens, in float32, with AdamW and clipping, on {found.threads} threads of one process.
+*{OURS}* is the trainer's own loop on token files of `pseudoreal data prepare`; it also writes its metrics. *{PLAIN}* is
+a plain loop around the model of `transformers`. It starts from the same first weights, which pseudoreal exported, and
+has all samples in memory. The losses of the two differ by at most {found.apart:.1e} (relative) in each of {found.steps}
+steps, in which the loss falls from {found.first_loss:.4f} to {found.last_loss:.4f}; beyond {TOLERANCE:g} there would be
+no table. pseudoreal waited for data for {median(found.waited):.3%} of the time of its steps, the first step included,
+and for at most {max(found.waited):.3%} in a turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 
@@ -293,15 +309,16 @@ def _noise(results: Results) -> str:
         return ""
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
-        f"Noise: the quartiles of a cell lie {median(spreads):.0%} of its median apart (half of the cells: less), at"
-        f" worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(spreads)} cells."
+        f"Noise: in half of the cells, the quartiles are at most {median(spreads):.0%} of the median apart; in the"
+        f" worst cell, {spreads[-1]:.0%}. {left_out} of {len(spreads)} cells are excluded because the machine was not"
+        " quiet."
     )
 
 
 def _filled(text: str) -> str:
-    """Return the text with paragraphs filled to 120 characters; headings and tables stay unchanged."""
+    """Return the text with paragraphs filled to 120 characters; headings, lists and tables stay unchanged."""
     return "\n\n".join(
-        part if part.startswith(("#", "|")) else fill(part, 120, break_on_hyphens=False, break_long_words=False)
+        part if part.startswith(("#", "-", "|")) else fill(part, 120, break_on_hyphens=False, break_long_words=False)
         for part in text.split("\n\n")
     )
 

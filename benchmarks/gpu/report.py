@@ -18,9 +18,11 @@ TITLE = "## Beside fully_shard"
 _GIB = 2**30
 _NONE = f"""{TITLE}
 
-No figures yet: nothing was measured on a GPU. `make gpu-bundle` creates a folder with everything that a machine with a
-GPU and no network needs; there, `bash .gpu-bundle/run.sh all` writes `pseudoreal-gpu.zip` within ten minutes. Here,
-`make gpu-report RESULTS=pseudoreal-gpu.zip` fills this page."""
+There are no figures yet: nothing was measured on a GPU. To measure:
+
+1. `make gpu-bundle` creates a folder with everything that a machine with a GPU and no network needs.
+2. There, `bash .gpu-bundle/run.sh all` writes `pseudoreal-gpu.zip` within ten minutes.
+3. Here, `make gpu-report RESULTS=pseudoreal-gpu.zip` fills this page."""
 
 
 def main(source: Path) -> None:
@@ -64,14 +66,15 @@ def section(path: Path = GPU) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-_TEXT = f"""One rank, bfloat16 with float32 masters and AdamW, sequences of 2,048, blocks recomputed; weights, batches
-and clipping are the same for both stacks. Medians of {TIMED} steps, in brackets the quartiles.
+_TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens, with blocks
+recomputed. Weights, batches and clipping are the same for both stacks. Times are medians of {TIMED} steps, with the
+quartiles in brackets.
 
-- *hidden*: of the time in which something is copied between host and device, the part in which kernels run, too.
-- *device*: tensors, at most. *pinned*: host memory that is pinned, with what torch's allocator rounds up to.
-- *forecast*: what `pseudoreal plan` predicts with speeds measured in the same run; in brackets how far it is off.
-- fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It brings all weights anew for each of the n
-  micro-batches, so it is also timed with one."""
+- *hidden*: the part of the time of copies between host and device during which kernels run, too.
+- *device*: the peak of the bytes of tensors. *pinned*: pinned host memory, as torch's allocator rounds it up.
+- *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run; in brackets its error.
+- fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights again for each of the n
+  micro-batches, so it is also timed with one micro-batch."""
 
 
 def _machine(found: Results) -> str:

@@ -10,12 +10,12 @@ from benchmarks.results import RESULTS
 
 LIVES = RESULTS / "moe.jsonl"
 TITLE = "## Losses at equal tokens"
-_TEXT = f"""{ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes of the King
-James Bible, 8 layers of width 64; validation loss in nats per byte over {ex.VALIDATION_SEQUENCES} sequences, as the
-mean of {len(ex.SEEDS)} seeds, with the lowest and the highest of them in brackets. In all models a token passes through
-the same number of rows of feed-forward matrices; experts have eight times as many parameters. Float32 on one thread of
-a CPU; times are the median steps of the last phase, as ratios. A model this small, trained on so few tokens, says
-nothing about large models."""
+_TEXT = f"""Models of 8 layers of hidden size 64 train for {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH}
+bytes of the King James Bible, in float32 on one thread of a CPU. The loss is the validation loss over
+{ex.VALIDATION_SEQUENCES} sequences in nats per byte: the mean of {len(ex.SEEDS)} seeds, with the lowest and the highest
+loss in brackets. In all models, the feed-forward matrices that a token passes through have the same total size; all
+experts together have eight times as many parameters. The time of a step is the median of the last phase, divided by the
+median of the first row. Results of models this small, trained on so few tokens, say nothing about large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:
@@ -28,14 +28,16 @@ def section(lives: Sequence[Life] | None = None) -> str:
         experiment.name: [life for life in found if life.experiment == experiment.name] for experiment in ex.EXPERIMENTS
     }
     routings = _table("routing", ex.ROUTINGS, by_name)
-    sharings = _table(f"2 prototypes; shared for {ex.PSEUDO_STEPS} steps, or to the end", ex.SHARINGS, by_name)
+    sharings = _table(
+        f"2 prototypes: what layers share, for the first {ex.PSEUDO_STEPS} steps or to the end", ex.SHARINGS, by_name
+    )
     newest = max(found, key=lambda life: life.date)
     return "\n\n".join([TITLE, _TEXT, routings, sharings, f"Measured on {newest.date} at commit {newest.commit}."])
 
 
 def _table(title: str, experiments: Sequence[ex.Experiment], lives: dict[str, list[Life]]) -> str:
     first = lives[experiments[0].name]
-    rows = [f"| {title} | loss | against the first | time of a step |", "|---|---|---|---|"]
+    rows = [f"| {title} | loss | loss minus that of the first row | time of a step |", "|---|---|---|---|"]
     for experiment in experiments:
         losses, base = _losses(lives[experiment.name]), _losses(first)
         ratio = _step(lives[experiment.name]) / _step(first)

@@ -17,10 +17,10 @@ from benchmarks.pages import IMAGES, picture
 
 TITLE = "## Step times"
 PICTURE = "moe-steps.svg"
-_TEXT = """Stacks and jobs take turns, so that compared figures were measured at about the
-same time, and other programs slow down all of them alike. Quote ratios and no seconds. *Processor* is the time for
-which threads of the process really ran: it excludes the time that other programs took, but not the effect of their
-share of caches and memory."""
+_TEXT = """Compared programs (*stacks*) and jobs take turns. So their figures were measured at about the same time, and
+other programs of the machine slowed all of them by about the same factor. Therefore quote the ratios, not the seconds.
+*Processor* is the time for which threads of the process really ran. It excludes the time of other programs, but not
+their effect on caches and memory."""
 
 
 def section(results: Results, images: Path = IMAGES) -> str:
@@ -58,7 +58,7 @@ def claim(results: Results) -> Claim:
             for stack, of in lost.items()
             if of
         ),
-        measured=f"{machine.date}, at {machine.commit}, {machine.hardware}",
+        measured=f"{machine.date}, at commit {machine.commit}, on {machine.hardware}",
         release=machine.release,
     )
 
@@ -66,7 +66,7 @@ def claim(results: Results) -> Claim:
 def _measured(results: Results) -> str:
     machine = results.machine
     stamps = "; ".join(f"{name}: {stamp.date}, {stamp.commit}" for name, stamp in results.measured.items())
-    return f"{machine.hardware}, torch {machine.versions['torch']}. Measured on: {stamps}."
+    return f"{machine.hardware}, torch {machine.versions['torch']}. Date and commit of each part: {stamps}."
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -80,22 +80,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _beside(found: Beside) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch")
     apart = " and ".join(
-        f"{furthest(found.runs, compute):.1e} in {compute} (at most {most:g}, or there would be no table)"
+        f"{furthest(found.runs, compute):.1e} in {compute} (beyond {most:g} there would be no table)"
         for compute, most in TOLERANCES.items()
     )
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
-{cases.LAYERS} layers of width {cases.HIDDEN} on {cases.RANKS} ranks (gloo over loopback, a thread each), each with half
-of all experts; each token goes to {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}, none of which is ever
-full. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. Attention and all other modules are this project's
-in all stacks, with the same first weights, batches and AdamW; activations are kept. The losses of a step differ by
-{apart}. n is the number of micro-batches; {cases.ROUNDS} rounds of {cases.TIMED} timed steps. In brackets: the time of
-the stack divided by the time of ours with as much of the state sharded; above 1, ours is faster. {versions}.
+The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks (gloo over loopback, a
+thread each). Each rank has half of all experts. Each token goes to {cases.PER_TOKEN} SwiGLU experts of size
+{cases.EXPERT_SIZE}; experts have no capacity limit. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. In
+all stacks, attention and all other modules are this project's, with the same first weights, batches and AdamW;
+activations are kept. The losses of a step differ by at most {apart}. n is the number of micro-batches. There are
+{cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack divided by the time of
+pseudoreal with the same parts of the state sharded; above 1, pseudoreal is faster. Versions: {versions}.
 
-torchtitan's experts compute in bfloat16, whatever the type of the other modules, so it is in one table only. Of its
-trainer only the layer is used. In bfloat16 on a CPU, oneDNN creates a kernel for each number of rows that it meets for
-the first time, which takes longer than the product itself. Ours and torchtitan give each expert its actual rows, and
-their numbers are new again and again; DeepSpeed pads all experts of a layer to one number of rows."""
+torchtitan's experts compute in bfloat16, whatever the type of the other modules, so torchtitan is only in the table of
+bfloat16. Only its layer of experts is used, not its trainer. In bfloat16 on a CPU, oneDNN creates a kernel whenever it
+meets a number of rows for the first time, and this takes longer than the matrix product. pseudoreal and torchtitan
+multiply only the rows that an expert has, so new numbers of rows come up again and again. DeepSpeed pads all experts of
+a layer to the same number of rows."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -146,15 +148,16 @@ def _growth(found: dict[str, list[Taken]]) -> list[str]:
     parameters = [f"{2 * growth.LAYERS * n * growth.HIDDEN * growth.EXPERT_SIZE / 1e6:,.0f} M" for n in growth.COUNTS]
     text = f"""### Steps against the number of experts
 
-One rank, {growth.LAYERS} layers of width {growth.HIDDEN}; each token goes to {growth.PER_TOKEN} experts of size
-{growth.EXPERT_SIZE}, whatever the number of experts, so the matrix products of a step are the same, except for the
-router's. Float32, blocks recomputed, one micro-batch. Engines with all numbers of experts take turns in one process; a
-turn is a step and the end of its updates, and a ratio is the median over {growth.TURNS} turns. The losses are the same
-to the bit in all homes. On this machine device and host are the same memory.
+One rank trains models of {growth.LAYERS} layers of hidden size {growth.HIDDEN}, in float32, with one micro-batch and
+blocks recomputed. Each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}, whatever the number of
+experts. So the arithmetic of the matrix products is the same in all models, except for the router's product. Engines
+with all numbers of experts take turns in one process. A turn is a step with all of its updates. A ratio is the time
+divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns. The losses are equal to
+the bit in all homes. On this machine device and host are the same memory.
 
-*Passes* is the thread that computes forward and backward; *others* are the threads that reduce, update, copy, read and
-write, at the same time if a second core is free. Both are processor seconds of a step; neither includes the disk's own
-time."""
+*Passes* is the thread that computes the forward and backward passes. *Others* are the threads that reduce, update,
+copy, read and write; they run at the same time as the passes if a second core is free. Both figures are processor
+seconds of a step; neither includes the time of the disk itself."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -184,17 +187,19 @@ def flat_to(ratios: Sequence[float]) -> int:
 def _verdict(name: str, taken: Sequence[Taken]) -> str:
     whole, passes = ([figure(each, taken[0]) for each in taken] for figure in (ratio, passes_ratio))
     return (
-        f"- {name}: flat within {growth.MOST - 1:.0%} to {flat_to(whole):,} experts by the time of a step, to"
-        f" {flat_to(passes):,} by the passes alone."
+        f"- {name}: a step takes at most {growth.MOST - 1:.0%} longer up to {flat_to(whole):,} experts, its passes"
+        f" alone up to {flat_to(passes):,}."
     )
 
 
-_WHY = """Where steps are not flat, the passes are the reason. The optimizer changes all experts in every step, so its
-bytes grow with the experts and not with the tokens, but *others* show that this part is small here. Each expert is a
-matrix product of its own: with 64 times as many experts, each product has 64 times fewer rows and the same fixed costs,
-and gradients as large as all experts are written. In a profile of one layer with 8,192 tokens, before experts were
-stacked, products took 0.33 s with 1,024 experts and 0.20 s with 16; the router's softmax and choice, which grow with
-the experts, took 0.05 s. With more tokens in a micro-batch, all of these become a smaller part."""
+_WHY = """\
+Where a step takes longer than that, it is because of the passes. The optimizer updates all experts in every step, so
+its time grows with the number of experts and not with the tokens; but *others* show that this time is small here. In
+the passes, each expert is a matrix product of its own. With 64 times as many experts, each product has 64 times fewer
+rows but the same fixed costs, and the gradients that are written are as large as all experts. In a profile of one layer
+with 8,192 tokens, made before the weights of experts were stacked in one tensor, the products took 0.33 s with 1,024
+experts and 0.20 s with 16. The router's softmax and choice, whose time grows with the number of experts, took 0.05 s.
+With more tokens in a micro-batch, all of these costs become a smaller part of a step."""
 
 
 # Section: routing.
@@ -203,11 +208,14 @@ the experts, took 0.05 s. With more tokens in a micro-batch, all of these become
 def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
-{routing.EXPERTS} experts in {routing.LAYERS} layers of width {routing.HIDDEN}; the k experts of a token have
-{routing.ROWS:,} rows together. Prototypes choose one expert each, and an expert accepts {routing.CAPACITY} times its
-even share of a sequence (M6-T); top k chooses k experts, and rejects no token. Float32, one rank. *Rows* are the rows
-that experts compute for a token in a layer. Ratios: top k divided by prototypes; above 1, prototypes are faster."""
-    header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s", "passes", "for each row", "step"]
+The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
+one rank in float32. The k experts of a token have a feed-forward size of {routing.ROWS:,} together. With k prototypes
+(M6-T), the router chooses one expert of each prototype, and an expert accepts at most {routing.CAPACITY} times its even
+share of a sequence. With top k, the router chooses k experts, and no token is rejected. *Rows* are the rows that
+experts compute for a token in a layer: one for each expert that accepts it. Ratios are top k divided by prototypes;
+above 1, prototypes are faster."""
+    header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
+    header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
 
 
@@ -230,18 +238,19 @@ def rows(k: int, taken: Taken) -> float:
 def _grouped(found: Sequence[Product]) -> list[str]:
     text = f"""### One product after the other, or grouped
 
-{products.ROWS:,} rows of {products.INPUTS}, each for one of the experts, times matrices of {products.OUTPUTS} by
-{products.INPUTS}, forward and backward on one thread: milliseconds of its processor, medians of {products.TURNS}. The
-grouped product is `torch.nn.functional.grouped_mm`; it gives the loop's numbers to the bit, otherwise there would be no
-table. *New*: the loop when experts have numbers of rows for the first time. This project's engine uses the grouped
-product if there is one and experts have no biases, and else the loop."""
+{products.ROWS:,} rows of {products.INPUTS} elements, each for one of the experts, are multiplied by the experts'
+matrices of {products.OUTPUTS} by {products.INPUTS}, forward and backward on one thread. Figures are processor
+milliseconds, medians of {products.TURNS}. *Loop* computes one product after the other. *Grouped* is
+`torch.nn.functional.grouped_mm`; its results equal the results of the loop to the bit, otherwise there would be no
+table. *Loop, new* is the loop when the numbers of rows of the experts come up for the first time. This project's engine
+uses the grouped product if torch has one for the type and experts have no biases; otherwise it uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []
     for dtype, experts in keys:
         own = {each.way: each for each in found if (each.dtype, each.experts) == (dtype, experts)}
         body.append([f"{dtype}, {experts} experts", *(_product(own[way], own[products.LOOP]) for way in ways)])
-    return [text, table(["", "loop", "grouped", "new"], body)]
+    return [text, table(["", "loop", "grouped", "loop, new"], body)]
 
 
 def _product(product: Product, loop: Product) -> str:

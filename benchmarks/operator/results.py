@@ -149,42 +149,59 @@ class Bar:
 
 
 BARS = (
-    Bar("requests for jobs while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
-    Bar("peak memory at 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
-    Bar("start-up with 5,000 live jobs", 60.0, "s", lambda r: r.start_up.drained_seconds, at_most_jobs=True),
-    Bar("times the Lease was lost meanwhile", 0.0, "", lambda r: float(not r.start_up.lease_kept)),
-    Bar("p99 from a pod's end to the reaction", 2.0, "s", lambda r: r.reaction.p99),
+    Bar("requests about jobs while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
+    Bar("peak memory of the operator at 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
+    Bar(
+        "start-up of an operator with 5,000 live jobs",
+        60.0,
+        "s",
+        lambda r: r.start_up.drained_seconds,
+        at_most_jobs=True,
+    ),
+    Bar("times the Lease was lost during the start-up", 0.0, "", lambda r: float(not r.start_up.lease_kept)),
+    Bar("p99 of the time from a pod's end to the operator's reaction", 2.0, "s", lambda r: r.reaction.p99),
 )
 
 _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
-    ("requests in a job's life", lambda r: f"{sum(r.requests_per_life.values()):.1f}"),
-    ("requests a second while nothing changes, for jobs", lambda r: f"{sum(r.quiet.for_jobs.values()):.2f}"),
-    ("… for the Lease", lambda r: f"{r.quiet.lease:.2f}"),
-    ("processor while nothing changes", lambda r: f"{r.quiet.processor_share:.1%}"),
-    ("peak memory, MB", lambda r: f"{r.peak_bytes / _MB:,.0f}"),
-    ("processor for a job's life, ms", lambda r: f"{1000 * r.processor_seconds_per_life:,.0f}"),
-    ("processor in total, s", lambda r: f"{r.processor_seconds:,.1f}"),
+    ("requests about a job in its life", lambda r: f"{sum(r.requests_per_life.values()):.1f}"),
+    ("requests a second while nothing changes, about jobs", lambda r: f"{sum(r.quiet.for_jobs.values()):.2f}"),
+    ("… about the Lease", lambda r: f"{r.quiet.lease:.2f}"),
+    ("share of a processor while nothing changes", lambda r: f"{r.quiet.processor_share:.1%}"),
+    ("peak memory of the operator, MB", lambda r: f"{r.peak_bytes / _MB:,.0f}"),
+    ("processor time for a job's life, ms", lambda r: f"{1000 * r.processor_seconds_per_life:,.0f}"),
+    ("processor time in total, s", lambda r: f"{r.processor_seconds:,.1f}"),
     ("all jobs train after, s", lambda r: f"{r.flight.seconds:,.1f}"),
-    ("start-up: every job looked at, s", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
-    ("… processor, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
+    ("start-up: all jobs of the initial list are processed after, s", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
+    ("… processor time, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
     ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
     ("jobs that come to their ends, per second", lambda r: f"{r.rate:g}"),
-    ("pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
-    ("… of it the Job controller, s", lambda r: _quantiles(r.job_controller)),
-    ("… the API server's answer to one request, s", lambda r: _quantiles(r.answers)),
+    ("from the end of an execution's last pod to the reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
+    ("… until the Job controller reports the end, p50 and p99, s", lambda r: _quantiles(r.job_controller)),
+    ("the API server's answer to a request of the operator, p50 and p99, s", lambda r: _quantiles(r.answers)),
     ("jobs that come to their ends together", lambda r: f"{r.bulk.jobs:,}"),
     ("… per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
-    ("… pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.bulk.reaction)),
+    (
+        "… from the end of an execution's last pod to the reaction, p50 and p99, s",
+        lambda r: _quantiles(r.bulk.reaction),
+    ),
 )
 
-_TEXT = """A real etcd, API server and controller manager run on one machine. The operator runs as a process, with the
-rights and the Lease of the chart. Every job has two phases with a delink between them, four pods in all. There are no
-nodes: a simulator of this project runs the pods and ends them with the termination message of a successful phase, which
-kwok cannot write; the pods send no reports. Requests and times come from the API server's audit log. All programs share
-the machine's processors, and the operator gets the rest.
+_TEXT = """\
+A real etcd, API server and controller manager run on one machine. The operator runs as a process, with the rights and
+the Lease of the chart. Every job has two phases with a delink between them, four pods in all. There are no nodes: a
+simulator of this project pretends to run the pods. It ends each pod with the termination message of a successful phase,
+which kwok cannot write. The pods send no reports. Requests and times come from the API server's audit log. All programs
+share the machine's processors, so the operator gets what the other programs leave.
 
-First all jobs are applied, and train. Then nothing changes for a while; then the operator is ended and another one is
-started. Then some jobs end at a steady rate, and finally some more jobs end together."""
+The course of a measurement:
+
+1. All jobs are applied, and train.
+2. Nothing changes for a while.
+3. The operator is ended, and another operator starts.
+4. The pods of some jobs end, so that these jobs come to their ends at a steady rate.
+5. The pods of some more jobs end, all together.
+
+The *reaction* to the end of an execution is the Job that the operator creates next, or the last status of the job."""
 
 
 def claim(records: Sequence[Record]) -> Claim:
@@ -199,7 +216,7 @@ def claim(records: Sequence[Record]) -> Claim:
             for bar in BARS
             if not bar.is_reached(records)
         ),
-        measured=f"{newest.date}, at {newest.commit}, {newest.machine}",
+        measured=f"{newest.date}, at commit {newest.commit}, on {newest.machine}",
         release=newest.release,
     )
 
@@ -223,7 +240,7 @@ def _table(records: Sequence[Record]) -> str:
 
 def _bars(records: Sequence[Record]) -> str:
     rows = [[bar.what, bar.shown(bar.limit), bar.verdict(records)] for bar in BARS]
-    return markdown(["bar", "at most", ""], rows) + _outlook(records)
+    return markdown(["figure", "aim: at most", "result"], rows) + _outlook(records)
 
 
 def _outlook(records: Sequence[Record]) -> str:
@@ -234,8 +251,8 @@ def _outlook(records: Sequence[Record]) -> str:
     memory = on_line([(r.jobs, r.peak_bytes / _MB) for r in records[-2:]], ahead)
     looks = on_line([(r.jobs, r.start_up.drained_seconds) for r in records[-2:]], ahead)
     return (
-        f"\n\nOn a line through the two largest numbers of jobs, {ahead:,} would take {memory:,.0f} MB and be looked at"
-        f" after {looks:,.0f} s. That is no measurement."
+        f"\n\nExtrapolated along a line through the two largest numbers of jobs, {ahead:,} jobs would take"
+        f" {memory:,.0f} MB, and a new operator would have processed them after {looks:,.0f} s. This is no measurement."
     )
 
 
@@ -247,7 +264,7 @@ def on_line(points: Sequence[tuple[int, float]], at: int) -> float:
 def _kinds(records: Sequence[Record]) -> str:
     kinds = dict.fromkeys(kind for record in records for kind in record.requests_per_life)
     rows = [[kind, *(f"{record.requests_per_life.get(kind, 0.0):.2f}" for record in records)] for kind in kinds]
-    head = ["requests in a job's life", *(f"{record.jobs:,} jobs" for record in records)]
+    head = ["requests about a job in its life", *(f"{record.jobs:,} jobs" for record in records)]
     return markdown(head, rows)
 
 
@@ -258,10 +275,10 @@ def _measured(records: Sequence[Record]) -> str:
     ]
     for r in (r for r in records if r.complaints is not None):
         said = ", ".join(f"{event} {count} times" for event, count in (r.complaints or {}).items())
-        lines.append(f"- Operators of {r.jobs:,} jobs complained: {said or 'of nothing'}.")
+        lines.append(f"- Warnings and errors in the logs of the operators, {r.jobs:,} jobs: {said or 'none'}.")
     busy = any(r.others > _QUIET for r in records)
     warning = "\n\n**The machine was not quiet**: do not quote seconds of these figures." if busy else ""
-    return "Measured:\n\n" + "\n".join(lines) + warning
+    return "Machines and dates:\n\n" + "\n".join(lines) + warning
 
 
 def _quantiles(found: Quantiles) -> str:

@@ -19,8 +19,8 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-{UNTRIED}: it is built, and tested as far as fakes, schemas and linters reach, but nobody has run it. Expect mistakes
-there. What is meant to work: [support](support.md)."""
+{UNTRIED} means: it is built, and tested as far as fakes, schemas and linters can test it, but nobody has run it.
+Expect mistakes there. [Support](support.md) says what is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     ("Kueue", "kueue", "sigs.k8s.io/kueue", "tests: jobs in queues, topology, MultiKueue between two control planes"),
@@ -28,15 +28,20 @@ _NEIGHBOURS = (
         "scheduler-plugins",
         "coscheduling",
         "sigs.k8s.io/scheduler-plugins",
-        "tests: gangs of pods on nodes without containers",
+        "tests: gangs of pods, on simulated nodes without containers",
     ),
-    ("Kubeflow Trainer", "trainer", "github.com/kubeflow/trainer/v2", "benchmark beside ours"),
-    ("JobSet", "trainer", "sigs.k8s.io/jobset", "benchmark beside ours"),
+    (
+        "Kubeflow Trainer",
+        "trainer",
+        "github.com/kubeflow/trainer/v2",
+        "a benchmark compares it with pseudoreal's operator",
+    ),
+    ("JobSet", "trainer", "sigs.k8s.io/jobset", "a benchmark compares it with pseudoreal's operator"),
     (
         "Kubeflow training operator",
         "training-operator",
         "github.com/kubeflow/training-operator",
-        "benchmark beside ours",
+        "a benchmark compares it with pseudoreal's operator",
     ),
 )
 """Name, folder below dev/tools, Go module, and what runs."""
@@ -56,7 +61,7 @@ def _machines(facts: Json) -> str:
     rows = [
         (
             f"{run['system']}, {run['architecture']}, Python {run['python']}",
-            f"all {sum(run['passed'].values()):,} tests: programs, API servers, and a cluster on this machine",
+            f"all {sum(run['passed'].values()):,} tests: of programs, on API servers, and on a cluster on this machine",
             f"passed on {run['date']}, commit {run['commit']}",
         )
         for run in facts["runs"]
@@ -64,14 +69,14 @@ def _machines(facts: Json) -> str:
     rows += [(_runner(name), "`make test-unit`, by a workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
         ("macOS, `make run`", "examples/laptop.yaml as local processes", UNTRIED),
-        ("Windows", "nothing; the client alone needs only Python", UNTRIED),
-        ("images for arm64", "built for a release", UNTRIED),
+        ("Windows", "nothing; the client may run, because it needs only Python", UNTRIED),
+        ("images for arm64", "a release builds them", UNTRIED),
     ]
     return _section("Machines", ("machine", "what", "result"), rows)
 
 
 def _kubernetes(facts: Json) -> str:
-    built = [(binaries.version(), "all of it, with one node: all tests, the demo", ["api-server", "cluster"])]
+    built = [(binaries.version(), "all components, with one node: all tests, and the demo", ["api-server", "cluster"])]
     for minor in binaries.minors():
         built.append(
             (
@@ -88,7 +93,7 @@ def _kubernetes(facts: Json) -> str:
     rows += [(f"{node}, kind", "the quickstart, by a workflow", UNTRIED) for node in sorted(nodes, key=_numbers)]
     rows += [
         ("minikube, k3d, k3s", "the quickstart", UNTRIED),
-        ("EKS, GKE, AKS, OpenShift", "nothing; OpenShift's rules are held against the rendered chart", UNTRIED),
+        ("EKS, GKE, AKS, OpenShift", "nothing; tests compare the rendered chart with OpenShift's rules", UNTRIED),
     ]
     return _section("Kubernetes", ("version", "what", "result"), rows)
 
@@ -97,7 +102,7 @@ def _neighbours() -> str:
     rows = [
         (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
     ]
-    rows.append(("Volcano", "its PodGroup alone", f"objects only; the scheduler {UNTRIED}"))
+    rows.append(("Volcano", "only its PodGroup", f"tests: objects for Volcano; its scheduler is {UNTRIED}"))
     rows.append(("Helm", _pinned(paths.TOOLS / "go.mod", "helm.sh/helm/v3"), "tests and demo: install, upgrade, test"))
     rows.append(("PyTorch", _locked("torch"), "all tests of the trainer, on CPUs"))
     return _section("Other programs", ("program", "version", "what"), rows)
@@ -106,8 +111,8 @@ def _neighbours() -> str:
 def _accelerators() -> str:
     rows = [
         ("GPUs of NVIDIA", "`make test-gpu`, `make gpu-bundle`", UNTRIED),
-        ("NCCL, RDMA, several GPUs of a node", "the same; on CPUs gloo takes their place", UNTRIED),
-        ("GPUs of others, TPUs", "nothing", "not supported"),
+        ("NCCL, RDMA, several GPUs of a node", "the same commands; on CPUs gloo takes the place of NCCL", UNTRIED),
+        ("GPUs of other vendors, TPUs", "nothing", "not supported"),
         ("publishing (`.github/workflows/release.yml`)", "images, charts, attestations", UNTRIED),
     ]
     return _section("Accelerators and publishing", ("what", "by", "result"), rows)
@@ -120,7 +125,7 @@ def _models(facts: Json) -> str:
         for model in largest
     ]
     rows.append(("the jobs of ten trillion parameters in [examples](../examples)", "10 T", "planned, never run"))
-    return _section("Sizes of models", ("the largest that were trained", "parameters", "where"), rows)
+    return _section("Sizes of models", ("the largest models that were trained", "parameters", "where"), rows)
 
 
 def _times(facts: Json) -> str:

@@ -40,7 +40,7 @@ def per_job(requests: Iterable[Request], jobs: int) -> dict[str, float]:
 
 
 def _kind(request: Request) -> str:
-    return request.kind + (", tried only" if request.is_trial else ", refused" if request.is_refused else "")
+    return request.kind + (", dry run" if request.is_trial else ", refused" if request.is_refused else "")
 
 
 def writes(requests: Iterable[Request]) -> int:

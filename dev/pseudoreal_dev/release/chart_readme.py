@@ -77,7 +77,7 @@ def readme(chart: Path) -> str:
             "",
             "## Values",
             "",
-            "`values.schema.json` refuses all others.",
+            "`values.schema.json` refuses values that are not in this table.",
             "",
             "| value | default | |",
             "| --- | --- | --- |",
@@ -95,7 +95,7 @@ def _installing(chart: Path, about: dict[str, Any]) -> list[str]:
     if image:
         return ["", "```sh", f"helm install {name} {name}-{about['version']}.tgz {where}", "```"]
     return [
-        "No image is published yet; [how to build them](../../README.md#install-on-your-cluster).",
+        "No image is published yet: [how to build the images](../../README.md#install-on-your-cluster).",
         "",
         "```sh",
         f"helm install {name} charts/{name} {where} \\",

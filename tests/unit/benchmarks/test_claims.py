@@ -64,7 +64,7 @@ def test_a_claim_shows_results_losses_and_where_it_was_measured() -> None:
     assert "## [A step](benchmarks/steps.md)" in text
     assert "- Faster in 2 of 3 comparisons." in text
     assert "- **Loses**: 1 of 3 comparisons." in text
-    assert "2026-11-26, at 0123abc, 2 cores, release 0.4.0.dev0. Beside torch 2.15.0." in text
+    assert "2026-11-26, at 0123abc, 2 cores, release 0.4.0.dev0. Compared with torch 2.15.0." in text
     assert "†" not in text
 
 

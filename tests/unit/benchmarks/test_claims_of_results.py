@@ -63,8 +63,8 @@ def test_predictions_count_those_near_and_name_the_worst() -> None:
         Prediction(label="far", predicted=0.5, measured=1.0),
     ]
     claim = predictions.claim(found, STAMP)
-    assert claim.result == ("1 of 2 predictions of `pseudoreal plan` are within 20%",)
-    assert claim.loses == ("-50% with far",)
+    assert claim.result == ("1 of 2 predictions of `pseudoreal plan` are within 20% of the measured time",)
+    assert claim.loses == ("the worst prediction is off by -50%: far",)
     assert predictions.claim(found[:1], STAMP).loses == ()
 
 
@@ -91,7 +91,9 @@ def test_checkpoints_name_each_faster_save() -> None:
         1.0,
     )
     claim = checkpoints.claim(Measured(bytes=1, savings=savings, **seconds), STAMP)
-    assert claim.result == ("an asynchronous save stops training for 4 ms; others stop training for 500 ms or more",)
+    assert claim.result == (
+        "an asynchronous save stops training for 4 ms; saves of the other programs stop it for 500 ms or more",
+    )
     assert claim.loses == ("a synchronous save takes 2.0 times as long as with fast",)
 
 
@@ -110,9 +112,12 @@ def test_data_separates_bars_that_are_reached_from_the_others() -> None:
         machine=MACHINE, preparing=preparing, resident=resident, measured={"preparing": STAMP, "resident": STAMP}
     )
     claim = data_report.claim(results)
-    assert claim.result == ("memory of a rank at 10^12 samples: 50.0 MiB",)
-    assert "text a second, beside the tokenizer alone: 50.0% (aim: at least 85.0%)" in claim.loses
-    assert "share of a step that waits for data: not measured (aim: less than 1.00%)" in claim.loses
+    assert claim.result == ("memory of a rank for a data set of 10^12 samples: 50.0 MiB",)
+    assert (
+        "text prepared per second, compared with the tokenizer library alone: 50.0% (aim: at least 85.0%)"
+        in claim.loses
+    )
+    assert "share of a step spent waiting for data: not measured (aim: less than 1.00%)" in claim.loses
 
 
 def test_mixtures_compare_medians_of_steps_with_the_same_sharding() -> None:
@@ -161,5 +166,9 @@ def test_operator_beside_others_loses_where_the_faster_peer_has_more_jobs_a_seco
         life("Trainer and JobSet", 1000, 80.0, 500),
     ]
     claim = beside_report.claim(Lives(lives=lives))
-    assert claim.result == ("with 1,000 jobs the operator takes 110 MB of memory, others 400 and 500 MB",)
-    assert claim.loses == ("0.50 times the jobs a second of the faster peer, with 1,000 jobs",)
+    assert claim.result == (
+        "with 1,000 jobs, the operator takes 110 MB of memory; Kubeflow's operators take 400 and 500 MB",
+    )
+    assert claim.loses == (
+        "with 1,000 jobs, pseudoreal finishes 0.50 times as many jobs a second as the faster of Kubeflow's operators",
+    )
