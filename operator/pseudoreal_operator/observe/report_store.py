@@ -195,7 +195,9 @@ class ReportStore:
             # Steps repeated from an older checkpoint are progress as well.
             followed.last_reports[key] = replace(known, progressed=now)
         if to and to.reporter == reporter:
-            to.last_progress = progress
+            # The time of the reading is not before the time of the report that came of it: otherwise the report would
+            # end a silence, and the log would be due again after a short one.
+            to.last_progress, to.log_read_at = progress, now
 
     def notice_silence(self, now: datetime) -> None:
         """Update `path_is_cut`, and queue each job again once when all of its pods have fallen silent. Must be called
