@@ -24,6 +24,12 @@ class Clipping(ApiModel):
         description="norm is the largest norm that a gradient (PerUnit: a unit's gradient) may have; a larger one"
         " is scaled down to it.",
     )
+    updates: Annotated[Literal["AfterNorm", "Speculative"], Since(4)] = Field(
+        "AfterNorm",
+        description="updates says when updates start with mode Global. AfterNorm: when the norm is known. Speculative:"
+        " units in host memory when their gradients are reduced; if the norm proves larger, the updates are undone and"
+        " repeated. Same result, to the bit; takes memory for a second copy of weights and moments.",
+    )
 
 
 class Multiplier(ApiModel):

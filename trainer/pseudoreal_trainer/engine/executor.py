@@ -45,6 +45,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Route,
     Send,
+    Speculate,
     Stash,
     SumChoices,
     Unstash,
@@ -158,7 +159,10 @@ class StepExecutor:
                 # their collectives in plan order.
                 self._copies.start_all()
                 after = self.updates.before_next_gradient
-                self._reductions.await_reduction(record, self._gradients.launch_reduction(record.unit), after)
+                pending = self._gradients.launch_reduction(record.unit)
+                run.reduced[record.unit] = self._reductions.await_reduction(record, pending, after)
+            case Speculate():
+                self.updates.speculate(record, run.training_step.rate, run.reduced[record.unit])
             case Agree():
                 stop, finish = run.training_step.stop, run.training_step.finish
                 statistics = self._router_statistics(run) if self._agree_is_final else NO_ROUTER_STATISTICS

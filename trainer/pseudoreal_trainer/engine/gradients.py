@@ -12,12 +12,16 @@ Reduce(u)
                              record |g|^2 of this rank's part
                              wait for `after` <-------------------  an older update frees its memory
                              copy g to u's home, free the buffer
+(Speculate(u)) ---------------------------------------------------> wait for Reduce(u), save u, AdamW(u)
 Agree -------------------->  all-reduce loss, flags, |g|^2
 Update(u) ---------------->  clip factor of u, or skip u -------->  wait for a capture of u
 next Fetch(u) <---------------------------------------------------  AdamW(u), or drop g; record event
 end of the step <----------  all-reduce skipped units, expert load
 
 With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u: no update before the norm is known.
+A speculative update starts all the same, as if nothing were clipped; Update(u) then keeps its result, or restores u
+and updates it again. Speculate(u) does nothing if the ranks have agreed in the meantime: Update(u) is in better order,
+the order in which the next step needs the units.
 Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
 take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
 be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
@@ -60,7 +64,7 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import PENDING_GRADIENTS
-from pseudoreal_trainer.plan.records import Agree, Reduce, Update
+from pseudoreal_trainer.plan.records import Agree, Reduce, Speculate, Update
 from pseudoreal_trainer.plan.units import block_of
 from pseudoreal_trainer.plan.update_ranges import elements_of
 
@@ -245,6 +249,8 @@ class ReductionThread:
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
+        self._is_clipped = True
+        """Whether the newest agreement changed the gradient, or stopped the updates; True before the first one."""
         self._skipped: set[int] = set()
         self._choices: list[list[float]] = []
         """[layers with experts][experts]: number of the step's tokens that chose the expert. Counted by `Agree` with
@@ -256,10 +262,11 @@ class ReductionThread:
         """Start training step `step`, counted from the job's start; error messages name it."""
         self._thread.submit(lambda: self._begin_step(step))
 
-    def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
-        """Enqueue a task that waits for the sum of a unit's gradient and keeps the result. `after`: update that frees
-        the memory for the gradient; None: memory is free."""
-        self._thread.submit(lambda: self._finish_reduction(record, pending, after))
+    def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> Future[None]:
+        """Enqueue a task that waits for the sum of a unit's gradient and keeps the result. The future completes once
+        the gradient is in the unit's home. `after`: update that frees the memory for the gradient; None: memory is
+        free."""
+        return self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
     def request_agreement(
         self, record: Agree, losses: Losses | None, statistics: Tensor, *, stop: bool, finish: bool
@@ -280,6 +287,18 @@ class ReductionThread:
         [layers with experts, experts + RouterStatistics.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))
+
+    # Called by the update thread.
+
+    @property
+    def speculates(self) -> bool:
+        """Whether an update may start before the agreement: the ranks have not agreed on this step, and did not clip
+        the step before. Steps that are clipped come in runs, at the start of a training above all.
+
+        Read this after a reduction of the step. The value decides when an update happens, and never its result, so it
+        may differ between ranks.
+        """
+        return self._agreement is None and not self._is_clipped
 
     def close(self) -> None:
         self._thread.close()
@@ -361,6 +380,7 @@ class ReductionThread:
             skipped = () if agreement.trains else tuple(range(self._layout.units))
             self._choices = choices_of(tokens, len(statistics))
             load = ExpertLoad.of(tokens, layers=len(statistics)) if agreement.trains else None
+            self._is_clipped = not agreement.trains or self._factor_for(agreement.norm) < 1
             self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
@@ -488,6 +508,12 @@ class UpdateThread:
         """
         return self._newest_updates[0] if len(self._newest_updates) == PENDING_GRADIENTS else None
 
+    def speculate(self, record: Speculate, rate: float, reduced: Future[None]) -> None:
+        """Enqueue an update of the unit before its clip factor is known; `update` follows. `reduced`: the unit's
+        reduction in this step."""
+        capture = self._captures.get(record.unit)
+        self._thread.submit(lambda: self._speculate(record, rate, reduced, capture))
+
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
@@ -505,6 +531,16 @@ class UpdateThread:
     def close(self) -> None:
         self._thread.close()
 
+    def _speculate(self, record: Speculate, rate: float, reduced: Future[None], capture: Future[None] | None) -> None:
+        with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
+            reduced.result()
+        if not self._reductions.speculates:
+            return
+        if capture is not None:
+            self._wait_for_capture(capture, record)
+        with self._trace.span("speculate", record), self._streams.on(Stream.UPDATE):
+            self._store.states[record.unit].speculate(self._spec, rate)
+
     def _update(
         self, record: Update, rate: float, terms: Future[UpdateTerms | None], capture: Future[None] | None
     ) -> Event:
@@ -521,7 +557,7 @@ class UpdateThread:
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._streams.record_event()
 
-    def _wait_for_capture(self, capture: Future[None], record: Update) -> None:
+    def _wait_for_capture(self, capture: Future[None], record: Speculate | Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()

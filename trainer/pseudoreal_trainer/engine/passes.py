@@ -104,6 +104,8 @@ class PlanRun:
     """Micro-batch -> loss sums over its tokens; on the head's rank only."""
     logits: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> requested logits, [V]; on the head's rank only."""
+    reduced: dict[int, Future[None]] = field(default_factory=dict)
+    """Unit -> its reduction; the future completes once the sum of the unit's gradient is in the unit's home."""
     agreement: Future[Agreement] | None = None
     """Agreement of all ranks on a training step; None before its Agree record."""
 

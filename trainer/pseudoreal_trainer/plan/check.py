@@ -32,6 +32,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Route,
     Send,
+    Speculate,
     Stash,
     SumChoices,
     Unstash,
@@ -99,6 +100,7 @@ class _RankState:
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
     reduced: set[int] = field(default_factory=set)
+    speculated: set[int] = field(default_factory=set)
     updated: set[int] = field(default_factory=set)
     agreed: bool = False
 
@@ -113,7 +115,7 @@ class _RankState:
         _require(unit not in self.resident, "its working copy exists already")
         _require(self.layout.moves(unit) or self.layout.refreshed(unit), "its working copy always exists")
         _require(self.layout.home(unit) != "Disk" or unit in self.read, "its weights were not read from disk")
-        _require(unit not in self.updated, "its update has started")
+        self._require_not_updated(unit, "its update has started")
         self._require_wanted(record)
         if (read := self.read.pop(unit, None)) is not None:
             _require(read.wanted_by == record.wanted_by, f"its weights were read for position {read.wanted_by}")
@@ -248,7 +250,7 @@ class _RankState:
         _require(layout.rank_of(record.position) == self.rank, "its position is on another rank")
         _require(record.micro_batch < layout.micro_batches, "there is no such micro-batch")
         for unit in units_read(layout, record):
-            _require(unit not in self.updated, "its unit's update has started")
+            self._require_not_updated(unit, "its unit's update has started")
             needs_copy = layout.moves(unit) or layout.refreshed(unit)
             _require(not needs_copy or unit in self.resident, "its unit has no working copy")
             wanted_by = self.resident[unit].wanted_by if unit in self.resident else None
@@ -311,6 +313,14 @@ class _RankState:
             _require(self.passes[expected] == 1, f"its gradient lacks {expected}")
         self.reduced.add(record.unit)
 
+    def speculate(self, record: Speculate) -> None:
+        unit = record.unit
+        _require(self.layout.is_speculative(unit), "its update must not start before the norm is known")
+        _require(unit in self.reduced, "its gradient is not reduced")
+        _require(not self.agreed, "the norm is known already")
+        _require(unit not in self.speculated, "its update has started")
+        self.speculated.add(unit)
+
     def agree(self, _: Agree) -> None:
         _require(not self.agreed, "all ranks agree only once")
         if self.layout.clipping == "Global":
@@ -326,6 +336,9 @@ class _RankState:
         _require(self.agreed, "not all ranks have agreed that the loss is finite")
         _require(unit not in self.updated, "it is updated already")
         self.updated.add(unit)
+
+    def _require_not_updated(self, unit: int, fault: str) -> None:
+        _require(unit not in self.updated and unit not in self.speculated, fault)
 
     def finish(self) -> None:
         layout = self.layout
@@ -373,6 +386,7 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
     Unstash: _RankState.unstash,
     Measure: _RankState.measure,
     Reduce: _RankState.reduce,
+    Speculate: _RankState.speculate,
     Agree: _RankState.agree,
     Update: _RankState.update,
 }

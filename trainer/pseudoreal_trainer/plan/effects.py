@@ -19,8 +19,13 @@ On the rank that executes it:
     Stash, Unstash   copy out, copy in
     Reduce           collective, update                                             ranks that use the unit; frees the
                                                                                     gradient buffer
+    Speculate        optimizer           Reduce
     Agree            update                                                         all ranks
-    Update           update
+    Update           update, or          Agree, Speculate
+                     optimizer
+
+If updates may be speculative, they run beside reductions and agreements, on the optimizer. Otherwise every update comes
+after the reductions and agreements before it in the plan.
 """
 
 from collections import Counter
@@ -58,6 +63,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Route,
     Send,
+    Speculate,
     Stash,
     SumChoices,
     Unstash,
@@ -92,6 +98,8 @@ class Resource(StrEnum):
     MESSAGES = "message"
     UPDATE = "update"
     """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order."""
+    OPTIMIZER = "optimizer"
+    """The update thread alone, if updates may be speculative."""
 
 
 CARRIED: dict[Resource, tuple[Traffic, ...]] = {
@@ -103,6 +111,7 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.EXPERTS: ("experts",),
     Resource.MESSAGES: ("pipeline",),
     Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
+    Resource.OPTIMIZER: ("disk_read", "disk_write"),
 }
 """Resource -> kinds of traffic that the resource carries."""
 
@@ -157,6 +166,11 @@ def effects_of(layout: Layout, record: Record) -> Effects:
             return Effects(resources, frees=(unit,), partners=_users_of_common(layout, unit))
         case Agree():
             return Effects((Resource.UPDATE,), partners=tuple(range(layout.pipeline)))
+        case Speculate(unit):
+            return Effects((Resource.OPTIMIZER,), after=(Reduce(unit),))
+        case Update(unit) if layout.speculates and layout.keeps_gradients:
+            early = (Speculate(unit),) if layout.is_speculative(unit) else ()
+            return Effects((Resource.OPTIMIZER,), after=(Agree(), *early))
         case Update():
             return Effects((Resource.UPDATE,))
         case Drop() | Receive() | Measure():
@@ -297,7 +311,7 @@ def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]
             return [Transfer("h2d", sizes.boundary(sizes.max_tokens(layout.data)))]
         case Forward() | Backward() | Route() | ExpertForward() | Recompute() | ExpertBackward():
             return []
-        case Drop() | Receive() | Agree() | Measure():
+        case Drop() | Receive() | Speculate() | Agree() | Measure():
             return []  # an Agree sends a few numbers, which are not counted
         case _:
             assert_never(record)

@@ -60,6 +60,9 @@ class Layout:
     stash: bool = False
     """Whether boundary activations are offloaded to the host."""
     clipping: ClippingMode = "Global"
+    speculates: bool = False
+    """Whether updates of units in host memory may start before the norm of the gradient is known; only with global
+    clipping."""
     ends_are_one: bool = False
     """Whether embedding and head are in one unit."""
     loss_chunk: int | None = None
@@ -338,6 +341,14 @@ class Layout:
         """Whether the gradients of all units are kept until the updates start. Otherwise each update follows its
         reduction at once."""
         return self.clipping == "Global"
+
+    def is_speculative(self, unit: int) -> bool:
+        """Return whether the unit's update may start before the norm is known.
+
+        Only on the host: on a device, passes need the memory bandwidth that an early update would use; on a disk, an
+        early update that is undone would write the state once more.
+        """
+        return self.speculates and self.keeps_gradients and self.home(unit) == "Host"
 
     @property
     def common_layer_units(self) -> int:

@@ -27,6 +27,7 @@ from pseudoreal_trainer.plan.records import (
     Record,
     Reduce,
     Send,
+    Speculate,
     Stash,
     SumChoices,
     Unstash,
@@ -122,10 +123,12 @@ def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
 
 
 def _reduction(layout: Layout, unit: int) -> Iterator[Record]:
-    """Yield the reduction of a unit and, without global clipping, its update."""
+    """Yield the reduction of a unit and its update; with global clipping, only an update that may be undone."""
     yield Reduce(unit)
     if not layout.keeps_gradients:
         yield Update(unit)
+    elif layout.is_speculative(unit):
+        yield Speculate(unit)
 
 
 def _records_at_end(layout: Layout, rank: int) -> Iterator[Record]:

@@ -230,6 +230,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculate:
+    """Start a unit's optimizer step before the norm of the whole gradient is known, as if it were not clipped, and keep
+    the old state. `Update` then keeps the result, or restores the old state and updates again."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Agree:
     """Sum values over all ranks, so that each rank knows them: the loss, requests to stop, and with global clipping the
     norm."""
@@ -237,7 +245,7 @@ class Agree:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Start a unit's optimizer step."""
+    """Start a unit's optimizer step; after `Speculate`, complete it."""
 
     unit: int
 
@@ -269,6 +277,7 @@ Record = (
     | Unstash
     | Measure
     | Reduce
+    | Speculate
     | Agree
     | Update
 )

@@ -132,6 +132,13 @@ TRAINING_RULES = (
         "self.optimizer.idleExperts",
         "self.optimizer.clipping.mode",
     ),
+    on_job(
+        "self.optimizer.clipping.updates == 'AfterNorm' || self.optimizer.clipping.mode == 'Global'",
+        "spec.optimizer.clipping.updates %s needs mode Global, and it is %s, which waits for no norm of the whole"
+        " gradient; remove updates",
+        "self.optimizer.clipping.updates",
+        "self.optimizer.clipping.mode",
+    ),
     # Phases.
     on_job(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",

@@ -12,6 +12,7 @@ from tests.unit.trainer.engine.support.running import Result, bring_together
 CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
 ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
+ONE_RANK += [SkippingCase(clipping="Global", norm="100", speculates=True, homes="h", precision=FLOAT)]
 TWO_RANKS = [
     *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="Full") for c in CLIPPINGS for h in HOMES),
     *(SkippingCase(clipping=c, homes=h, precision=FLOAT, pipeline=2) for c in CLIPPINGS for h in HOMES),

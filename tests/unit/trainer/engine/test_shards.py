@@ -35,6 +35,7 @@ OTHERS = [
     *(Case(data=N, sharding=s, precision="bfloat16", homes="dhD", micro_batches=1) for s in ZERO),
     *(Case(homes=homes, clipping="Global", precision="bfloat16", micro_batches=1) for homes in "dhD"),
     Case(homes="D", clipping="PerUnit", precision="float32", micro_batches=1),
+    Case(homes="hd", clipping="Global", speculates=True, precision="bfloat16", micro_batches=1),
     Case(data=N, sharding="Full", options="in balance", precision="bfloat16", micro_batches=1),
 ]
 PADDED = [

@@ -33,6 +33,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Route,
     Send,
+    Speculate,
     Stash,
     SumChoices,
     Unstash,
@@ -43,6 +44,7 @@ from tests.unit.trainer.plan.support.cases import everywhere, make_layout
 
 OFFLOADED = make_layout(layers=6, data=2, sharding="Full", homes=everywhere("Disk", 6), stash=True)
 """Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""
+SPECULATIVE = make_layout(layers=6, data=2, homes=everywhere("Host", 6), speculates=True)
 TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
 """Both ranks use every block."""
 MEASURED = replace(TIED, measures=True)
@@ -270,6 +272,27 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         lambda records: records.insert(index_of(records, Update, 0, unit=6) + 1, Fetch(6)),
         "its update has started|its working copy exists already",
     ),
+    "update of a unit that saves nothing, before the norm is known": (
+        OFFLOADED,
+        0,
+        lambda records: records.insert(index_of(records, Agree), Speculate(0)),
+        "must not start before the norm is known",
+    ),
+    "speculative update before the last gradient": (
+        SPECULATIVE,
+        0,
+        moved(Speculate, 0, Backward, 0),
+        "its gradient is not reduced",
+    ),
+    "speculative update after all agree": (SPECULATIVE, 0, moved(Speculate, 0, Update, 0), "the norm is known already"),
+    "speculative update twice": (SPECULATIVE, 0, twice(Speculate), "its update has started"),
+    "fetched after its speculative update": (
+        SPECULATIVE,
+        1,
+        lambda records: records.insert(index_of(records, Speculate, 0) + 1, Fetch(7)),
+        "its update has started|its working copy exists already",
+    ),
+    "speculative update that nothing completes": (SPECULATIVE, 0, without(Update), "are not updated"),
     "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
     "agreed twice": (OFFLOADED, 0, twice(Agree), "all ranks agree only once"),
     "agreed so late that ranks wait for each other": (CROWDED, 0, moved(Agree, 0, Update, 0), "it never ends"),

@@ -25,8 +25,8 @@ from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
-Purpose = Literal["weights", "moments", "gradients"]
-"""Purpose of memory. Weights are counted in both dtypes."""
+Purpose = Literal["weights", "moments", "gradients", "saved"]
+"""Purpose of memory. Weights are counted in both dtypes; saved: weights and moments before a speculative update."""
 
 PIECE = PIECE_ELEMENTS
 """Number of elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one
@@ -81,7 +81,7 @@ class State(ABC):
         on the current stream."""
 
     def drop_gradient(self) -> None:  # noqa: B027
-        """Discard the kept gradient, if any."""
+        """Discard the kept gradient, if any, and the update that was made with it, if it is speculative."""
 
     def gradient_memory(self) -> Tensor | None:
         """Return the memory, [length], to which `keep_gradient` copies; None if `keep_gradient` uses a bounce buffer. A
@@ -101,6 +101,11 @@ class State(ABC):
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
         """Update the state with the kept gradient times `scale`, the clip factor (at most 1). `idle`: ranges of the
         unit's flat vector that stay unchanged, in order."""
+
+    def speculate(self, spec: OptimizerSpec, rate: float) -> None:
+        """Save the state and update it with the kept gradient, unclipped. `update` with the same rate, or
+        `drop_gradient`, follows. Only states on the host implement it."""
+        raise NotImplementedError(f"{type(self).__name__} saves no state")
 
     def read_ahead(self, after: Future[Any]) -> None:
         """Start to read the compute weights once `after` is done. Only states on disk implement it."""
@@ -126,6 +131,8 @@ class Vectors:
     """Number of shards in the resident working copy, if `compute_weights` is one of these shards; else 1."""
     gradient_parts: int = 1
     """Number of shards in the resident whole gradient, if `gradient` is one of these shards; else 1."""
+    saves: bool = False
+    """Whether there is memory for the state before a speculative update."""
 
 
 class MemoryState(State):
@@ -143,6 +150,10 @@ class MemoryState(State):
             "first_moment": first,
             "second_moment": second,
         }
+        self._saved = [torch.empty_like(vector) for vector in self._kinds.values()] if vectors.saves else None
+        """Weights and moments before a speculative update, each [length]; None: updates are never speculative."""
+        self._is_speculative = False
+        """Whether the state is the result of a speculative update."""
         self.steps = self.steps.to(device)
 
     def put(self, kind: Kind, values: Tensor) -> None:
@@ -170,6 +181,7 @@ class MemoryState(State):
         return self._buffer.view(self.shard.master)[: self.shard.length]
 
     def drop_gradient(self) -> None:
+        self._undo()
         if self._buffer is not None:
             self._buffers.give_back(self._buffer)
             self._buffer = None
@@ -181,21 +193,57 @@ class MemoryState(State):
         vectors, (weights, first, second) = self._vectors, self._kinds.values()
         masters = 0 if self._own_copy is None else weights.nbytes
         gradient = 0 if vectors.gradient is None else vectors.gradient.nbytes
-        return {
+        kept: dict[Purpose, int] = {
             "weights": masters + vectors.compute_weights.nbytes * vectors.compute_parts,
             "moments": first.nbytes + second.nbytes,
             "gradients": gradient * vectors.gradient_parts,
         }
+        if self._saved is not None:
+            kept["saved"] = sum(vector.nbytes for vector in self._saved)
+        return kept
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
+        if self._is_speculative and scale == 1.0:
+            begin = self.shard.begin
+            self._restore([slice(max(0, one.start - begin), max(0, one.stop - begin)) for one in idle])
+            self._is_speculative = False
+        else:
+            self._undo()
+            self._update(spec, rate, scale, without(self.shard.ranges, idle, self.shard.begin))
+        self.drop_gradient()
+
+    def speculate(self, spec: OptimizerSpec, rate: float) -> None:
+        assert self._saved is not None, "the plan speculates only on units whose state is saved"
+        self._update(spec, rate, 1.0, self.shard.ranges, self._saved)
+        self._is_speculative = True
+
+    def _update(
+        self,
+        spec: OptimizerSpec,
+        rate: float,
+        scale: float,
+        ranges: tuple[UpdateRange, ...],
+        saved: Sequence[Tensor] | None = None,
+    ) -> None:
         weights, first, second = self._kinds.values()
-        ranges = without(self.shard.ranges, idle, self.shard.begin)
-        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges)
-        try:
-            self._adamw.update(spec, slices, self.steps, rate, scale)
-        finally:
-            self.drop_gradient()
+        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges, saved)
+        self._adamw.update(spec, slices, self.steps, rate, scale)
         self.steps += 1
+
+    def _undo(self) -> None:
+        """Restore the state before a speculative update, if the state is the result of one."""
+        if self._is_speculative:
+            self._restore([one.elements for one in self.shard.ranges])
+            self.steps -= 1
+            self._is_speculative = False
+
+    def _restore(self, parts: Sequence[slice]) -> None:
+        assert self._saved is not None, "a speculative update saves the state"
+        for part in parts:
+            for vector, saved in zip(self._kinds.values(), self._saved, strict=True):
+                vector[part].copy_(saved[part])
+            if self._own_copy is not None:
+                self._own_copy[part].copy_(self._kinds["weights"][part])
 
     @property
     def _own_copy(self) -> Tensor | None:
@@ -218,6 +266,14 @@ class Slices:
     because one thread writes here while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
     """Update ranges. They cover all elements except padding after a balancing bias."""
+    saved: Sequence[Tensor] | None = None
+    """Memory for weights, first and second moment before the update; None: they are not saved."""
+
+    def save(self, part: slice) -> None:
+        """Save weights and moments of a part, if there is memory for them."""
+        if self.saved is not None:
+            for saved, vector in zip(self.saved, (self.weights, self.first_moment, self.second_moment), strict=True):
+                saved[part].copy_(vector[part])
 
 
 @dataclass(frozen=True)
@@ -271,7 +327,7 @@ class AdamW:
         """
         slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
-        is_one_kernel = scale == 1.0 and slices.compute is None
+        is_one_kernel = scale == 1.0 and slices.compute is None and slices.saved is None
         if slices.weights.device.type == "cpu" and not is_one_kernel:
             self._in_pieces(kernel, slices)
         else:
@@ -295,6 +351,7 @@ class AdamW:
                 piece = pieces.popleft()
             except IndexError:
                 return  # another thread took the last one
+            slices.save(piece.elements)
             kernel(slices, self._scaled(slices.gradient[piece.elements], kernel.scale, worker), piece)
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
@@ -314,6 +371,7 @@ def _balanced(slices: Slices) -> Slices:
     """Add the change of a balancing bias, unclipped. Return the slices with all other ranges, for AdamW."""
     for one in slices.ranges:
         if one.is_balancing:
+            slices.save(one.elements)
             slices.weights[one.elements].add_(slices.gradient[one.elements])
             if slices.compute is not None:
                 slices.compute[one.elements].copy_(slices.weights[one.elements])

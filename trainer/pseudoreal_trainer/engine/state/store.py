@@ -188,8 +188,8 @@ class UnitStore:
         other vectors are ordinary memory."""
         weights = self.arena.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
-        keeps = self._layout.keeps_gradients
-        return Vectors(masters, weights, self.arena.vector("gradient", unit, self._master) if keeps else None)
+        gradient = self.arena.vector("gradient", unit, self._master) if self._layout.keeps_gradients else None
+        return Vectors(masters, weights, gradient, saves=self._layout.is_speculative(unit))
 
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. If the working copy or the gradient is resident and

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from pseudoreal_trainer.estimate.time.costs import Costs
-from pseudoreal_trainer.plan.effects import Resource
+from pseudoreal_trainer.plan.effects import Resource, effects_of
 from pseudoreal_trainer.plan.expert_parallel import split_passes
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
@@ -46,7 +46,8 @@ def _bounds(least: "_LowerBounds") -> Iterator[float]:
     layout, costs = least.layout, least.costs
     ranks = range(layout.pipeline)
     computes, mains, waits = ([*map(part, ranks)] for part in (least.compute, least.main, least.waits))
-    lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
+    lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *least.messages]
+    lanes += [seconds for rank in ranks for seconds in least.sides(rank)]
     yield from lanes
     yield from mains
     # Copies are not added: if copies do not overlap passes, they may run while the main thread waits.
@@ -113,11 +114,14 @@ class _LowerBounds:
     def copies(self, rank: int) -> float:
         return self._fetched(rank, Resource.COPY_IN)
 
-    def side(self, rank: int) -> float:
-        """Return the seconds of the reduction and update threads, which finish the reductions of a step after the
-        updates of the previous step."""
+    def sides(self, rank: int) -> list[float]:
+        """Return the seconds of the reduction thread and of the update thread. They are one sum if the reductions of a
+        step follow the updates of the previous step; speculative updates run beside reductions."""
         units = self.layout.local_units(rank)
-        return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)
+        reductions = self._sum(Reduce, Resource.UPDATE, units)
+        (resource,) = effects_of(self.layout, Update(0)).resources
+        updates = self._sum(Update, resource, units)
+        return [reductions + updates] if resource is Resource.UPDATE else [reductions, updates]
 
     @cached_property
     def messages(self) -> list[float]:
@@ -130,7 +134,8 @@ class _LowerBounds:
         the first unit is reduced last, all ranks agree, then the unit is updated and fetched."""
         layout, (unit,) = self.layout, self.layout.units_of(0)
         seconds = self.costs.seconds
-        start = seconds(Update(unit), Resource.UPDATE)
+        # A speculative update may have ended before the ranks agree.
+        start = 0.0 if layout.is_speculative(unit) else seconds(Update(unit), Resource.UPDATE)
         if layout.moves(unit) or layout.refreshed(unit):
             start += seconds(Fetch(unit), Resource.COPY_IN) + seconds(Fetch(unit), Resource.COLLECTIVE)
         reduced = seconds(Reduce(unit), Resource.COLLECTIVE) + seconds(Reduce(unit), Resource.UPDATE)

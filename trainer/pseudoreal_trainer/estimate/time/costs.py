@@ -28,9 +28,13 @@ from pseudoreal_trainer.plan.records import (
     Record,
     Reduce,
     Route,
+    Speculate,
     Update,
 )
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
+
+_SPECULATION = 42 / 30
+"""Time of a speculative update relative to an update: weights and moments, 12 bytes an element, are also copied."""
 
 Load = Traffic | Literal["optimizer"]
 """Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
@@ -123,6 +127,8 @@ class MeasuredCosts:
             loads[traffic] = speed.seconds(size) if speed is not None else 0.0
         if isinstance(record, Update):
             loads["optimizer"] = self._optimizer(record.unit)
+        elif isinstance(record, Speculate):
+            loads["optimizer"] = self._optimizer(record.unit) * _SPECULATION
         return loads
 
     def seconds(self, record: Record, resource: Resource, /) -> float:
@@ -135,7 +141,7 @@ class MeasuredCosts:
         first = self._norm(record) if isinstance(record, Reduce) and resource is Resource.UPDATE else 0.0
         carried = sum((loads.get(traffic, 0.0) for traffic in CARRIED[resource]), first)
         # The chunks of an update are pipelined: one is updated while others are read and written.
-        return max(loads["optimizer"], carried) if isinstance(record, Update) else carried
+        return max(loads.get("optimizer", 0.0), carried)
 
     def _norm(self, record: Reduce) -> float:
         size = self._sizes.shard(self._layout, record.unit) * self._sizes.master_bytes

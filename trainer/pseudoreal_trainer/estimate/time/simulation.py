@@ -19,6 +19,10 @@ class Task:
     needs_core: bool
     record: Record | None = None
     """The plan's record executed by the task."""
+    pointless_after: int | None = None
+    """Index of a task: once that task has ended, this one takes no time."""
+    done_by: int | None = None
+    """Index of an earlier task that may do the work of this one: if that task has taken time, this one takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class _Simulation:
         self._tasks, self._cores = tasks, cores
         self._dependents, self._missing = _dependents(tasks)
         self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
+        self._has_worked = [False] * len(tasks)
         self._now = self._shared_clock = 0.0
         self._alone: list[tuple[float, int]] = []
         """Heap of the tasks that run without a share of the cores: (end time, index of the task)."""
@@ -64,12 +69,17 @@ class _Simulation:
             index = ready.pop()
             task = self._tasks[index]
             self._begin[index] = self._now
-            if task.seconds <= 0:
+            self._has_worked[index] = task.seconds > 0 and not self._is_needless(task)
+            if not self._has_worked[index]:
                 ready.extend(self._ended(index))
             elif task.needs_core and self._cores is not None:
                 heapq.heappush(self._sharing, (self._shared_clock + task.seconds, index))
             else:
                 heapq.heappush(self._alone, (self._now + task.seconds, index))
+
+    def _is_needless(self, task: Task) -> bool:
+        is_too_late = task.pointless_after is not None and self._end[task.pointless_after] >= 0
+        return is_too_late or (task.done_by is not None and self._has_worked[task.done_by])
 
     def _next_to_end(self) -> list[int]:
         """Advance to the next end of a task; return the tasks that can start now."""

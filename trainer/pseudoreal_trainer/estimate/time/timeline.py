@@ -24,6 +24,7 @@ from pseudoreal_trainer.plan.records import (
     Receive,
     Record,
     Send,
+    Speculate,
     Update,
 )
 
@@ -66,6 +67,10 @@ class _Builder:
         """Tasks under construction: (stream, seconds, indices of the tasks that must end first, record)."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
+        self._pointless_after: dict[int, int] = {}
+        """Task -> task after whose end the first one takes no time."""
+        self._done_by: dict[int, int] = {}
+        """Task -> earlier task that may do the work of the first one."""
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -87,12 +92,28 @@ class _Builder:
     def name(self, name: Hashable, index: int) -> None:
         self._named[name] = index
 
+    def speculate(self, early: int, agreement: int) -> None:
+        """Start `early`, an update before the agreement, only if the agreement has not ended."""
+        self._pointless_after[early] = agreement
+
+    def complete(self, update: int, early: int) -> None:
+        """Let `update` take no time if `early` has updated the unit."""
+        self._done_by[update] = early
+
     def tasks(self) -> list[Task]:
         for index, name in self._awaited:
             self._drafts[index][2].append(self._named[name])
         return [
-            Task(stream, seconds, tuple(follows), needs_core=stream[1] != Resource.DISK, record=record)
-            for stream, seconds, follows, record in self._drafts
+            Task(
+                stream,
+                seconds,
+                tuple(follows),
+                needs_core=stream[1] != Resource.DISK,
+                record=record,
+                pointless_after=self._pointless_after.get(index),
+                done_by=self._done_by.get(index),
+            )
+            for index, (stream, seconds, follows, record) in enumerate(self._drafts)
         ]
 
 
@@ -115,10 +136,12 @@ class _Rank:
         self._buffers = {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
         self._to_finish: list[int] = []
         """Tasks that must end for the step to end."""
+        self._speculated: dict[int, int] = {}
+        """Unit -> its speculative update in this step."""
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
         """Add the tasks of a step. Return the task with which the step ends."""
-        self._number, self._to_finish = number, []
+        self._number, self._to_finish, self._speculated = number, [], {}
         for record in plan:
             self._add(record, effects_of(self._layout, record))
         return self._wait(self._to_finish)
@@ -137,9 +160,14 @@ class _Rank:
                 last = self._task(record, Resource.COMPUTE, ready, awaits)
             case Read():
                 last = self._task(record, Resource.DISK, ready)
+            case Speculate():
+                last = self._speculated[record.unit] = self._task(record, Resource.OPTIMIZER, ready)
             case Update():
-                # The update starts once the update thread has finished the reductions and the agreement before it.
-                last = self._task(record, Resource.UPDATE, ready)
+                # On the resource UPDATE, it starts after the reductions and the agreement before it.
+                (resource,) = effects.resources
+                last = self._task(record, resource, ready)
+                if (early := self._speculated.get(record.unit)) is not None:
+                    self._builder.complete(last, early)
             case Send():
                 last = self._send(record)
             case Agree():
@@ -147,6 +175,8 @@ class _Rank:
                 arrived = self._builder.add((self._rank, Resource.UPDATE), 0.0, [self._main])
                 last = self._joint_task(record, Resource.UPDATE, effects, arrived)
                 self._to_finish.append(last)
+                for early in self._speculated.values():
+                    self._builder.speculate(early, last)
             case _:
                 last = self._in_turn(record, effects, ready, awaits)
         if isinstance(record, Count):

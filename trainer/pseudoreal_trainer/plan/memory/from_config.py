@@ -58,6 +58,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         recompute=config.activations.keep == "Inputs",
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
+        speculates=config.optimizer.clipping.updates == "Speculative",
         ends_are_one=config.model.embeddings == "Tied",
         loss_chunk=loss_chunk_limit(config.model.vocabulary_size, sizes.master_bytes, most_logits),
         measures=config.measure is not None or config.until.gradient_correlation is not None,

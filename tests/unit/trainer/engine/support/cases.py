@@ -125,6 +125,9 @@ class Case:
     recompute: bool = True
     stash: bool = False
     clipping: Any = "None"
+    norm: str | None = None
+    """Largest norm of a gradient; None: a norm that clips, for the mode of clipping."""
+    speculates: bool = False
     layers: int = 4
     blocks: int | None = None
     """None: as many as layers."""
@@ -192,7 +195,7 @@ class Case:
 
     @property
     def optimizer(self) -> OptimizerSpec:
-        norm = {"Global": "0.5", "PerUnit": "0.2", "None": "1.0"}[self.clipping]
+        norm = self.norm or {"Global": "0.5", "PerUnit": "0.2", "None": "1.0"}[self.clipping]
         return OptimizerSpec(
             clipping=Clipping(mode=self.clipping, norm=norm),
             z_loss=self.z_loss,
@@ -220,6 +223,7 @@ class Case:
             recompute=self.recompute,
             stash=self.stash,
             clipping=self.clipping,
+            speculates=self.speculates,
             ends_are_one=self.tied,
             loss_chunk=self.loss_chunk,
             measures=self.next_sharing is not None,

@@ -1,5 +1,6 @@
 """Step time predictions against hand calculations, on machines with one slow part at a time."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,30 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
     beside, shared = (seconds(layout, profile(overlaps=overlaps, **slow)) for overlaps in (True, False))
     assert beside < 1.35 * compute
     assert shared == pytest.approx(1.5 * compute, rel=0.02)
+
+
+def test_speculative_updates_overlap_the_backward_pass_and_are_never_slower() -> None:
+    """A backward pass with recomputation is three quarters of the passes. Updates of half the time of all passes take
+    1.4 times as long if they are speculative, so the backward pass hides all but two: the first layer's, which starts
+    when the last gradient is reduced, and the embedding's behind it. Updates that wait for the norm hold up the forward pass, which has one quarter. Slower updates are cut off by the agreement, and the rest does not
+    speculate."""
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
+    speculative = replace(layout, speculates=True)
+    compute = L * N * 4
+
+    def ratios(share: float, *, overlaps: bool = True) -> list[float]:
+        slow: dict[str, Any] = {"update_on_host_seconds_per_element": share * compute / weights()}
+        hardware = profile(flops=block_flops(), overlaps=overlaps, **slow)
+        return [seconds(one, hardware) / compute for one in (layout, speculative)]
+
+    waits, speculates = ratios(0.5)
+    assert waits == pytest.approx(1.25, rel=0.05)
+    last = SIZES.units[0].numel + 1.4 * SIZES.units[1].numel
+    assert speculates == pytest.approx(1 + 0.5 * last / weights(), rel=0.02)
+    waits, speculates = ratios(2.0)
+    assert waits == pytest.approx(2.75, rel=0.05)
+    assert speculates == pytest.approx(0.75 + 2 - 0.75 / 1.4, rel=0.1)
+    assert ratios(0.5, overlaps=False) == pytest.approx([1.5, 1.7], rel=0.03)
 
 
 def test_ranks_share_the_available_cores() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 
@@ -36,6 +38,16 @@ def test_task_without_a_core_keeps_its_pace() -> None:
 def test_tasks_without_length_pass_on_at_once() -> None:
     spans = simulate([task("a", 0), task("b", 0, 0), task("c", 2, 1), task("a", 0, 2)], cores=1)
     assert [span.end for span in spans] == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize(("agreed_after", "ends"), [(1.0, [2, 1, 2, 7]), (3.0, [2, 3, 6, 6])])
+def test_task_that_starts_too_late_is_left_to_another(agreed_after: float, ends: list[float]) -> None:
+    """Tasks: one that occupies the stream for 2; an agreement; an early update of 4 behind the first task; an update of
+    5 that takes no time if the early one has worked."""
+    early = replace(task("updates", 4), pointless_after=1)
+    update = replace(task("updates", 5, 1), done_by=2)
+    spans = simulate([task("updates", 2), task("agreement", agreed_after), early, update], cores=None)
+    assert [span.end for span in spans] == ends
 
 
 def test_circular_dependencies_are_refused() -> None:

@@ -64,6 +64,7 @@ want(LINKED)
 ONE_RANK = [
     Case(precision="float32", micro_batches=6),
     Case(precision="float64", micro_batches=6, homes="h"),
+    Case(precision="bfloat16", micro_batches=6, homes="h", clipping="Global", speculates=True),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     Case(precision="float32", recompute=False, micro_batches=6, homes="h"),

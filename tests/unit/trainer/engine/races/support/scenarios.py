@@ -63,10 +63,14 @@ ONE_RANK = {
     "balancing biases": _case(options="in balance", layers=4, clipping="Global"),
     "balancing biases, not clipped": _case(homes="dh", options="in balance", layers=4),
     "documents": _case(homes="h", tied=True, documents=True, loss_chunk=5, z_loss="1e-3"),
+    "speculative updates": _case(homes="h", clipping="Global", norm="100", speculates=True, layers=4),
     "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
 }
 SEVERAL_RANKS = {
     "shards on the host": _case(data=2, sharding="Full", homes="h", clipping="Global"),
+    "speculative updates of shards": _case(
+        data=2, sharding="Full", homes="hd", clipping="Global", norm="100", speculates=True
+    ),
     "shards in all homes": _case(data=2, sharding="Full", homes="dhD", clipping="PerUnit", window=1),
     "shards on the device": _case(data=2, sharding="Full"),
     "sharded gradients": _case(data=2, sharding="Gradients", clipping="Global"),

@@ -1,0 +1,125 @@
+"""Updates that start before the norm is known end with the same bits as updates that wait for the norm.
+
+Whether an update has started when the ranks agree depends on the threads' times. Tests with one rank speculate on every
+unit, even after the agreement; tests with several ranks leave it to the threads.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.gradients import ReductionThread
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state.memory import MemoryState
+
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.running import Result, run_case, sound, want
+from tests.unit.trainer.engine.test_idle_experts import MANY
+
+NEVER = "100"
+MIXED = {("", "float64"): "1.3", ("", "bfloat16"): "1.3", (MANY, "float64"): "1.1", (MANY, "bfloat16"): "1.05"}
+MIXED[EIGHT_IN_BALANCE, "bfloat16"] = "1.2"
+"""Model and precision -> norm that some of the steps exceed, one of them after a step that does not."""
+IDLE: dict[str, Any] = {"drawn": MANY, "idle": "Skip"}
+ALONE = [
+    *(Case(homes=homes, precision=p) for homes in ("h", "hdD") for p in ("float64", "bfloat16")),
+    Case(homes="h", order="1F1B"),
+    Case(homes="h", **IDLE),
+    Case(homes="h", precision="bfloat16", expert_groups=4, window=1, **IDLE),
+    Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16"),
+]
+TOGETHER = [
+    *(Case(data=2, sharding=sharding, homes="hd") for sharding in ("None", "Full")),
+    Case(data=2, sharding="Full", precision="bfloat16", expert_ranks=2, homes="h", **IDLE),
+    Case(pipeline=2, order="1F1B", homes="h", stash=True),
+    Case(pipeline=2, blocks=1, homes="h"),
+]
+
+
+def _waiting(case: Case, norm: str) -> Case:
+    return replace(case, clipping="Global", norm=norm)
+
+
+def _speculating(case: Case, norm: str) -> Case:
+    return replace(_waiting(case, norm), speculates=True)
+
+
+want(
+    one
+    for case in TOGETHER
+    for norm in (MIXED[case.drawn, case.precision], NEVER)
+    for one in (_waiting(case, norm), _speculating(case, norm))
+)
+
+
+class _Log:
+    def __init__(self) -> None:
+        self.speculated = self.undone = self.restored = 0
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> _Log:
+    """Speculate whenever the step before was not clipped, and count."""
+    monkeypatch.setattr(ReductionThread, "speculates", property(lambda self: not self._is_clipped))
+    found = _Log()
+    speculate, undo, restore = MemoryState.speculate, MemoryState._undo, MemoryState._restore
+
+    def count_speculation(self: MemoryState, *arguments: Any) -> None:
+        found.speculated += 1
+        speculate(self, *arguments)
+
+    def count_undone(self: MemoryState) -> None:
+        found.undone += self._is_speculative
+        undo(self)
+
+    def count_restored(self: MemoryState, parts: Any) -> None:
+        found.restored += len(parts) > 0
+        restore(self, parts)
+
+    monkeypatch.setattr(MemoryState, "speculate", count_speculation)
+    monkeypatch.setattr(MemoryState, "_undo", count_undone)
+    monkeypatch.setattr(MemoryState, "_restore", count_restored)
+    return found
+
+
+def _assert_same_bits(found: Result, expected: Result) -> None:
+    assert found.losses == expected.losses
+    assert found.evaluation == expected.evaluation
+    for kind, parts in expected.captured.items():
+        for unit, (_, part) in parts.items():
+            assert found.captured[kind][unit][1].equal(part), f"{kind} of unit {unit}"
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["some steps are clipped", "no step is clipped"])
+def test_speculative_updates_end_with_the_same_bits(case: Case, is_mixed: bool, tmp_path: Path, log: _Log) -> None:
+    norm = MIXED[case.drawn, case.precision] if is_mixed else NEVER
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    expected = run_case(_waiting(case, norm), ranks, tmp_path)
+    assert not log.speculated
+    found = run_case(_speculating(case, norm), ranks, tmp_path)
+    _assert_same_bits(found, expected)
+    assert log.speculated > 0
+    assert (log.undone > 0) == is_mixed
+    if case.idle == "Skip":
+        assert log.restored > log.undone, "idle experts are restored"
+
+
+@pytest.mark.parametrize("case", TOGETHER, ids=lambda case: case.name)
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["some steps are clipped", "no step is clipped"])
+def test_speculative_updates_of_several_ranks_end_with_the_same_bits(
+    case: Case, is_mixed: bool, engine_results: dict[Case, list[Result]]
+) -> None:
+    norm = MIXED[case.drawn, case.precision] if is_mixed else NEVER
+    _assert_same_bits(sound(engine_results, _speculating(case, norm)), sound(engine_results, _waiting(case, norm)))
+
+
+def test_the_state_before_an_update_is_saved_for_units_in_host_memory_alone() -> None:
+    case = Case(homes="hdD")
+    layout = _speculating(case, NEVER).layout
+    speculative = [unit for unit in range(layout.units) if layout.is_speculative(unit)]
+    assert speculative == [unit for unit in range(layout.units) if layout.home(unit) == "Host"]
+    assert not any(map(_waiting(case, NEVER).layout.is_speculative, range(layout.units)))
+    assert not any(map(replace(case, speculates=True, clipping="PerUnit").layout.is_speculative, range(layout.units)))
