@@ -16,10 +16,12 @@ from pathlib import Path
 
 import torch
 from pseudoreal_trainer.accelerator.adapters import adapter_of, found_accelerators
+from pseudoreal_trainer.accelerator.environment import FIXED_WORKSPACE
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.estimate.time.hardware import TransferSpeed
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.preflight import probes
+from pseudoreal_trainer.training.start import use_deterministic_kernels
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 
@@ -28,7 +30,7 @@ from benchmarks.gpu.results import DOCTOR_FILE
 from tests.support.ports import free_port
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.cases import Case
-from tests.unit.trainer.engine.support.running import run_case
+from tests.unit.trainer.engine.support.running import Result, run_case
 
 LEAST_COPY = 2e9
 """Bytes a second: pinned copies over any PCIe link of 16 lanes, and of most virtual machines, are faster."""
@@ -157,6 +159,26 @@ def steps_from(home: str) -> Callable[[torch.device], str]:
     return steps
 
 
+def repeated_steps(device: torch.device) -> str:
+    """Return how much longer steps take with deterministic kernels, if two runs of them end with the same bits."""
+    os.environ |= FIXED_WORKSPACE
+    case = Case(options="Mixtral", homes="h", precision="bfloat16", clipping="Global")
+
+    def run() -> tuple[float, Result]:
+        with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
+            begin = time.monotonic()
+            found = run_case(case, Ranks(0, 1, device), Path(folder))
+            return time.monotonic() - begin, found
+
+    run()  # loads the kernels
+    usual, _ = run()
+    use_deterministic_kernels()
+    (first_seconds, first), (second_seconds, second) = run(), run()
+    if first.losses != second.losses or any(not second.weights[name].equal(w) for name, w in first.weights.items()):
+        raise FaultError("two runs of the same steps end with different bits, in spite of deterministic kernels")
+    return f"two runs end with the same bits; they take {min(first_seconds, second_seconds) / usual:.2f} times as long"
+
+
 _COMMAND = (sys.executable, "-m", "benchmarks.gpu.doctor")
 _TORCH = "install a build of torch for this machine's driver, and give the process its devices (CUDA_VISIBLE_DEVICES)"
 _REPORT = "report it with this file"
@@ -171,6 +193,7 @@ CHECKS = (
     Check("steps, state on the device", steps_from("d"), _REPORT),
     Check("steps, state on the host", steps_from("h"), _REPORT),
     Check("steps, state on the disk", steps_from("D"), _REPORT),
+    Check("repeated steps", repeated_steps, _REPORT),
 )
 
 

@@ -27,8 +27,8 @@ class Clipping(ApiModel):
     updates: Annotated[Literal["AfterNorm", "Speculative"], Since(4)] = Field(
         "AfterNorm",
         description="updates says when updates start with mode Global. AfterNorm: when the norm is known. Speculative:"
-        " units in host memory when their gradients are reduced; if the norm proves larger, the updates are undone and"
-        " repeated. Same result, to the bit; takes memory for a second copy of weights and moments.",
+        " on the host, when a unit's gradient is reduced; if the gradient is clipped, they are undone and repeated."
+        " Same bits; takes memory for a second copy of weights and moments.",
     )
 
 
@@ -129,4 +129,7 @@ class Precision(ApiModel):
         "bfloat16",
         description="compute is the number format of the forward and backward pass. Master weights are float32"
         " (float64 with float64, which exists for exact comparisons).",
+    )
+    kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
+        "Fastest", description="kernels of GPUs. Deterministic: with the same bits in each run of a layout; slower."
     )

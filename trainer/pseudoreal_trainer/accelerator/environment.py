@@ -9,6 +9,10 @@ TAKE_FOUND = "PSEUDOREAL_TAKE_FOUND_ACCELERATORS"
 """1: ranks train on the machine's accelerators if there is one for each rank. `pseudoreal run` sets it. In a cluster a
 pod that asks for no accelerator never takes one: what it sees may belong to other pods of the node."""
 
+FIXED_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Without it, cuBLAS may add in another order when several streams use one handle (cuBLAS documentation, results
+reproducibility)."""
+
 
 def may_take_found() -> bool:
     return os.environ.get(TAKE_FOUND) == "1"
@@ -27,6 +31,8 @@ def accelerator_environment(config: PhaseConfig) -> dict[str, str]:
         # By default, CUDA loads a kernel at its first launch, and the load waits for all running kernels. A running
         # kernel may be receiving a message that depends on the kernel about to be launched: a deadlock.
         found["CUDA_MODULE_LOADING"] = "EAGER"
+    if config.precision.kernels == "Deterministic":
+        found |= FIXED_WORKSPACE
     return found | (_flight_recorder(config) if config.gpus else {})
 
 

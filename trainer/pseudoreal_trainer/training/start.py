@@ -149,6 +149,8 @@ def open_engine(
     The token `end_of_document` ends documents, and attention stays within them; None: attention spans whole sequences.
     Raises TrainingError if the state does not fit into its home.
     """
+    if config.precision.kernels == "Deterministic":
+        use_deterministic_kernels()
     blueprint = Blueprint(
         model=config.model,
         optimizer=config.optimizer,
@@ -173,6 +175,14 @@ def open_engine(
         engine.close()
     finally:
         trace.close()
+
+
+def use_deterministic_kernels() -> None:
+    """Let torch use only kernels whose results are the same in each run. A kernel without such a variant raises
+    RuntimeError with its name. Holds for the whole process; on a CPU, all kernels in use are deterministic anyway."""
+    torch.use_deterministic_algorithms(True)
+    # No kernel reads memory before it is written: torch's fill of new tensors would only cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> None:

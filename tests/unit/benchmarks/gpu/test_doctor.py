@@ -1,13 +1,15 @@
 """The doctor names each fault of a machine with its remedy, whatever a check does."""
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.preflight import probes
 
 from benchmarks.gpu import doctor
@@ -16,6 +18,7 @@ from benchmarks.gpu.findings import Findings
 from tests.unit.trainer.engine.races.support.emulation import Emulation
 from tests.unit.trainer.engine.races.support.recording import RecordingMachine, RecordingNetwork
 from tests.unit.trainer.engine.support import reference, running
+from tests.unit.trainer.engine.support.cases import Case
 
 CPU = torch.device("cpu")
 HOMES = {"d": "device", "h": "host", "D": "disk"}
@@ -96,6 +99,31 @@ def test_steps_with_other_losses_are_a_fault(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(reference, "train", slightly_other)
     with pytest.raises(FaultError, match=r"losses differ from the CPU's by 1\.0e-08, more than 1e-10"):
         on_emulated_gpu(doctor.steps_from("h"))
+
+
+@pytest.fixture
+def default_kernels() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("default_kernels")
+def test_repeated_steps_have_the_same_bits_or_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    assert doctor.repeated_steps(CPU).startswith("two runs end with the same bits; they take ")
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    runs = iter(range(4))
+
+    def drifting(case: Case, ranks: Ranks, folder: Path) -> running.Result:
+        found = running.run_case(case, ranks, folder)
+        found.weights["head.weight"][0, 0] += next(runs) * 2.0**-20
+        return found
+
+    monkeypatch.setattr(doctor, "run_case", drifting)
+    with pytest.raises(FaultError, match="two runs of the same steps end with different bits"):
+        doctor.repeated_steps(CPU)
 
 
 def on_emulated_gpu(run: Callable[[torch.device], str]) -> str:

@@ -38,6 +38,13 @@ def test_each_stream_of_a_rank_has_a_hardware_queue(config: Any) -> None:
     assert accelerator_environment(own)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
+def test_deterministic_products_have_a_fixed_workspace(config: Any) -> None:
+    own = config(0).model_copy(update={"gpus": 1})
+    assert "CUBLAS_WORKSPACE_CONFIG" not in accelerator_environment(own)
+    own = own.model_copy(update={"precision": own.precision.model_copy(update={"kernels": "Deterministic"})})
+    assert accelerator_environment(own)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_a_local_run_has_the_variables_of_cuda_although_its_pod_asks_for_no_gpus(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
