@@ -349,11 +349,11 @@ def claim(found: Measured, stamp: machine.Stamp) -> Claim:
         page=pages.CHECKPOINTS.name,
         against=", ".join(one.way for one in others),
         result=(
-            f"an asynchronous save stops training for {1000 * still:.0f} ms; saves of the other programs stop it for"
-            f" {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
+            f"an asynchronous save of pseudoreal stops training for {1000 * still:.0f} ms; saves of the other programs"
+            f" stop it for {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
         ),
         loses=tuple(
-            f"a synchronous save takes {slower / one.seconds:.1f} times as long as with {one.way}"
+            f"a synchronous save of pseudoreal takes {slower / one.seconds:.1f} times as long as one with {one.way}"
             for one in others
             if one.seconds < slower
         ),
@@ -373,28 +373,32 @@ def section() -> str:
     sync = next(one for one in found.savings if one.way == OURS_SYNC)
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
-    share = f"… share of time, at a save every {EVERY_STEPS} steps"
+    share = f"… as a share of the time of {EVERY_STEPS} steps"
     return f"""## Saving and loading
 
-One rank trains the [larger model](steps.md#larger-model), with its state of {found.bytes / 2**20:.0f} MiB on the host
-and steps of {found.step_seconds:.2f} s. pseudoreal saves through a buffer of {BUFFER_BYTES >> 20} MiB. Training
-continues during asynchronous saves. Figures are medians of {_SAVES}.
+One rank trains the [larger model](steps.md#larger-model). The state of {found.bytes / 2**20:.0f} MiB is on the host; a
+step takes {found.step_seconds:.2f} s. pseudoreal copies the state through a buffer of {BUFFER_BYTES >> 20} MiB.
+Training continues during asynchronous saves. Figures are medians of {_SAVES} saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-A synchronous save by pseudoreal, digests included, takes {sync.seconds:.2f} s. `cp` and `sync` of the same files take
-{found.copy_seconds:.2f} s: the save has {save_rate:.0%} of this rate. Loading, which compares every file with its
-digest, takes {found.load_seconds:.2f} s. `cat` of the files to `/dev/null` takes {found.read_seconds:.2f} s: loading
-has {load_rate:.0%} of this rate. If the files are not in the page cache, as after a restart, loading takes
-{found.cold_load_seconds:.2f} s and `cat` {found.cold_read_seconds:.2f} s: {cold_rate:.0%} of this rate. From the page
-cache, torch.distributed.checkpoint, which compares no digests, loads in
-{found.dcp_load_seconds:.2f} s{_deepspeed_loads(found)}."""
+pseudoreal computes a digest of each file when it saves, and compares the digests when it loads. Other programs copied
+and read the same files:
+
+- A synchronous save of pseudoreal takes {sync.seconds:.2f} s: {save_rate:.0%} of the rate of `cp` and `sync`, which
+  take {found.copy_seconds:.2f} s.
+- A load by pseudoreal takes {found.load_seconds:.2f} s: {load_rate:.0%} of the rate of `cat` to `/dev/null`, which
+  takes {found.read_seconds:.2f} s.
+- If the files are not in the page cache, a load takes {found.cold_load_seconds:.2f} s: {cold_rate:.0%} of the rate of
+  `cat`, which takes {found.cold_read_seconds:.2f} s.
+- From the page cache, torch.distributed.checkpoint loads in {found.dcp_load_seconds:.2f} s, without comparing
+  digests.{_deepspeed_loads(found)}"""
 
 
 def _deepspeed_loads(found: Measured) -> str:
-    loads = [f", {one.way} in {one.load_seconds:.2f} s" for one in found.savings if one.load_seconds is not None]
+    loads = [f" {one.way} loads in {one.load_seconds:.2f} s." for one in found.savings if one.load_seconds is not None]
     return "".join(loads)
 
 

@@ -70,10 +70,11 @@ def page(record: Record) -> str:
 
 _HEAD = """# Benchmarks
 
-Each heading links to the page with the tables of a claim. Programs write claims and tables from raw results in
-`docs/data/`. All figures are of small models on two cores; none is of a GPU. A factor says how many times as fast
-pseudoreal is as the other program: at 0.83× it is slower. A plus after a commit means that files were modified. Whether
-pseudo-to-real training pays is [measured apart](method.md)."""
+Each section sums up a page of tables; its heading links to that page. Programs write claims and tables from raw results
+in `docs/data/`. All figures are of small models on two CPU cores; none is of a GPU. A factor is the speed of pseudoreal
+divided by the speed of the other program: at 0.83× pseudoreal is slower. **Loses** marks a comparison in which
+pseudoreal is worse, or an aim that it misses. A plus after a commit means that the measured files differed from it.
+Whether pseudo-to-real training pays is measured on [another page](method.md)."""
 _COPIED = "Figures marked † were copied from tables whose raw results were not kept."
 
 

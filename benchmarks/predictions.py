@@ -174,7 +174,7 @@ def claim(found: Sequence[Prediction], stamp: machine.Stamp) -> Claim:
         result=(
             f"{len(near)} of {len(found)} predictions of `pseudoreal plan` are within {BAR:.0%} of the measured time",
         ),
-        loses=(f"the worst prediction is off by {worst.error:+.0%}: {worst.label}",) if len(near) < len(found) else (),
+        loses=(f"the worst prediction is off by {worst.error:+.0%} ({worst.label})",) if len(near) < len(found) else (),
         measured=f"{stamp.date}, at commit {stamp.commit}, on {machine.hardware()}",
         release=stamp.release,
     )
@@ -189,11 +189,13 @@ def section() -> str:
     near = sum(abs(p.error) <= BAR for p in found)
     return f"""## Predicted step times
 
-`pseudoreal plan --hardware` predicts the time of a step from the profile of a machine. Here,
-`pseudoreal measure-hardware` wrote the profile right before the steps were timed. The measured time is the median of
-{_TIMED} steps. Unless the row says otherwise, the model has 6 layers of hidden size 128; a step has n = 4 micro-batches
-of 4 sequences of 128 bytes; blocks are recomputed. {near} of {len(found)} predictions are within {BAR:.0%} of the
-measured time.
+`pseudoreal plan --hardware` predicts the time of a step from a profile: the measured speeds of a machine.
+The profile was measured right before the steps were timed, as `pseudoreal measure-hardware` does it. A measured time
+is the median of {_TIMED} steps. {near} of {len(found)} predictions are within {BAR:.0%} of the measured time.
+
+A row names only what differs from the usual configuration: a model of 6 layers of hidden size 128, n = 4 micro-batches
+of 4 sequences of 128 bytes in a step, and blocks that are recomputed. *device*, *host* and *disk* name the home of the
+state.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

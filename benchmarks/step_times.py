@@ -18,26 +18,28 @@ from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, compari
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
 The tables show the time of one training step in float32 on {RANKS} ranks (gloo over loopback, one thread each).
-Weights, gradients and optimizer state are sharded over the ranks. The compared programs are called *stacks*. All of
-them train with the same first weights, the same batches, AdamW and no clipping. The relative difference of the losses
-of a model is at most {TOLERANCE:g}; otherwise there would be no table. n is the number of micro-batches.
+Weights, gradients and optimizer state are sharded over the ranks, unless a row says otherwise. The compared programs
+are called *stacks*. All stacks train with the same first weights, the same batches, AdamW and no clipping. The
+benchmark fails unless the losses of all stacks agree in each step within {TOLERANCE:g} (relative). n is the number of
+micro-batches.
 
-In each round the stacks take turns, each in fresh processes. Every cell has the median of the timed steps of all
-rounds, without the steps of warm-up, and the quartiles in square brackets. If the quartiles are further apart than
-{MOST_SPREAD:.0%} of the median, the machine was not quiet. Then the cell shows this distance, as a share of the median,
-instead of a time, and is excluded from comparisons.
+In each round the stacks take turns, each in fresh processes. A cell shows the median over the timed steps of all
+rounds, and the quartiles in square brackets. If the quartiles are further apart than {MOST_SPREAD:.0%} of the median,
+other programs disturbed the measurement. Then the cell shows "not quiet" and this distance as a share of the median,
+instead of a time, and no comparison uses the cell.
 
 - **pseudoreal**: this project's engine. The state of the units is on the device, on the host, or on disk.
-- **fully_shard**: a part of torch. Each block is a group, and gradients are reduced only with the last micro-batch.
-  *Weights kept* is `reshard_after_forward=False`, for machines with enough memory. Offload is `CPUOffloadPolicy`.
-- **DistributedDataParallel**: a part of torch. It does not shard, so it is compared with our engine with
-  `stateSharding: None`.
+- **fully_shard**: FSDP2, a part of torch. It is applied to each block and to the whole model. Gradients are reduced
+  only with the last micro-batch. *Weights kept* is `reshard_after_forward=False`, for machines with enough memory.
+  Offload is `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch that shards nothing. So it is compared with pseudoreal with
+  `stateSharding: None`, in the row *not sharded*.
 - **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. Offload puts
   parameters and optimizer on the host.
 
-A factor in round brackets is the time of the stack divided by the time of pseudoreal with its state in the same place:
-on the host for stacks with offload, otherwise on the device. Above 1, pseudoreal is faster. On a CPU, device and host
-are the same memory, so the tables compare the work of the stacks, and not transfers to an accelerator."""
+A factor in round brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster.
+Stacks with offload are compared with the row *host*, the others with the row *device*. On a CPU, device and host are
+the same memory. So the tables compare the work of the stacks, but not transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -59,12 +61,12 @@ def claim(results: Results) -> Claim:
     return Claim(
         subject="A training step",
         page=pages.STEPS.name,
-        against=", ".join(f"{name} {machine.versions[name]}" for name in ("torch", "deepspeed"))
-        + ": fully_shard, DistributedDataParallel, ZeRO-3",
+        against=f"torch {machine.versions['torch']} (fully_shard, DistributedDataParallel),"
+        f" deepspeed {machine.versions['deepspeed']} (ZeRO-3)",
         result=(f"{faster}{_range(won)}",),
         loses=tuple(
-            f"{len(found)} of {sum(ratio.peer == peer for ratio in ratios)} comparisons with {peer}, at worst"
-            f" {min(found):.2f}×"
+            f"{len(found)} of {sum(ratio.peer == peer for ratio in ratios)} comparisons with {peer}; the worst factor"
+            f" is {min(found):.2f}×"
             for peer, found in lost.items()
         ),
         measured=f"{machine.date}, at commit {machine.commit}, on {machine.hardware}",
@@ -94,8 +96,8 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers of hidden size"
         f" {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences} sequences of"
-        f" {spec.sequence_length:,} bytes, or more if a rank would otherwise have no sequence in a micro-batch. Rounds:"
-        f" {effort.rounds}. Steps in a round: {effort.warm_up} of warm-up, then {effort.timed} timed."
+        f" {spec.sequence_length:,} bytes, or more sequences if a rank would otherwise have none in a micro-batch."
+        f" Rounds: {effort.rounds}. Steps in a round: {effort.warm_up} for warm-up, then {effort.timed} that are timed."
     )
 
 
@@ -127,23 +129,24 @@ def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
     lines = ["### Wins and losses", ""]
     faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
-    lines.append(f"A comparison counts if the machine was quiet for both stacks. {faster}.")
-    lines += [f"\npseudoreal is slower in {len(lost)} comparisons:\n"] if lost else []
+    lines.append(f"Each factor in the tables is a comparison. {faster}.")
+    given = "given as stack, model, n, and activations kept or recomputed"
+    lines += [f"\npseudoreal is slower in {len(lost)} comparisons, {given}:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)
 
 
 def _range(sorted_ratios: Sequence[float]) -> str:
-    return f", by {sorted_ratios[0]:.2f}× to {sorted_ratios[-1]:.2f}×" if sorted_ratios else ""
+    return f", with factors of {sorted_ratios[0]:.2f}× to {sorted_ratios[-1]:.2f}×" if sorted_ratios else ""
 
 
 def _noise(found: Timings) -> str:
     spreads = sorted(timing.spread for timing in found.values())
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
-        f"Noise: in half of the cells, the quartiles are at most {spreads[len(spreads) // 2]:.0%} of the median apart;"
-        f" in the worst cell, {spreads[-1]:.0%}. {left_out} of {len(found)} cells are excluded because the machine was"
-        " not quiet."
+        f"Noise: in half of the cells, the quartiles are at most {spreads[len(spreads) // 2]:.0%} of the median apart."
+        f" In the worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(found)} cells are excluded because"
+        " the machine was not quiet."
     )
 
 
@@ -151,8 +154,8 @@ def _crashes(results: Results) -> list[str]:
     crashed = Counter(run.stack for run in results.runs if run.crashed_at_end)
     if not crashed:
         return []
-    stacks = ", ".join(f"{stack} {count}" for stack, count in crashed.items())
+    stacks = "; ".join(f"{stack}: {count}" for stack, count in crashed.items())
     return [
-        "Some runs crashed after their last step, when they ended; their times count all the same. Number of such runs:"
-        f" {stacks}."
+        "Some runs crashed when their processes ended, after the last step. The tables include their times. Such runs"
+        f" by stack: {stacks}."
     ]

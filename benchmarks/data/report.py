@@ -35,12 +35,12 @@ from benchmarks.summary import MOST_SPREAD, Timing
 
 TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
-_CACHE: dict[Temperature, str] = {"warm": "file cached", "cold": "file not cached"}
-_TEXT = f"""The compared programs are called *stacks*. In one run the stacks take turns, each turn in a fresh process.
-Every cell has the median of the turns, or of the timed steps of all turns, and the quartiles in square brackets. If the
-quartiles are further apart than {MOST_SPREAD:.0%} of the median, the machine was not quiet. Then the cell shows this
-distance, as a share of the median, and is excluded from comparisons. A factor in round brackets says how many times as
-fast as this stack pseudoreal is."""
+_CACHE: dict[Temperature, str] = {"warm": "a cached file", "cold": "an uncached file"}
+_TEXT = f"""The compared programs are called *stacks*. The stacks of a table take turns, and each turn runs in a fresh
+process. A cell shows the median over all turns, or over the timed steps of all turns, and the quartiles in square
+brackets. If the quartiles are further apart than {MOST_SPREAD:.0%} of the median, other programs disturbed the
+measurement. Then the cell shows "not quiet" and this distance as a share of the median, and no comparison uses the
+cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack of this row."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _parts(results: Results) -> Iterator[str]:
 def _machine(results: Results) -> str:
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return f"{machine.hardware}: {versions}."
+    return f"The machine has {machine.hardware}, with {versions}."
 
 
 def _measured(stamps: dict[str, Stamp], part: str) -> str:
@@ -145,7 +145,13 @@ def bars(results: Results) -> list[Bar]:
             _ratios(preparing, ALONE),
         ),
         *_reading_bars(reading),
-        Bar("memory of a rank for a data set of 10^12 samples", 100.0, "{:.1f} MiB".format, resident, is_least=False),
+        Bar(
+            "memory that a data set of 10^12 samples adds to a rank",
+            100.0,
+            "{:.1f} MiB".format,
+            resident,
+            is_least=False,
+        ),
         Bar(
             "share of a step spent waiting for data",
             0.01,
@@ -159,7 +165,7 @@ def bars(results: Results) -> list[Bar]:
 def _reading_bars(found: Reading | None) -> Iterator[Bar]:
     for stack in (MEGATRON, LONG):
         for case in get_args(Temperature):
-            what = f"windows read per second, compared with {stack}, {_CACHE[case]}"
+            what = f"samples read per second from {_CACHE[case]}, compared with {stack}"
             yield Bar(what, 2.0, "{:.2f}×".format, _ratios(found, stack, case))
 
 
@@ -181,10 +187,10 @@ def _preparing(found: Preparing) -> str:
     return f"""### Preparation of text
 
 The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents, as JSON lines. The tokenizer is a
-byte-level BPE of {found.vocabulary:,} tokens; training it takes {found.train_seconds:.1f} s. Each stack has one
-processor and one thread. *{OURS}* is `pseudoreal data prepare`, which reads, encodes, shuffles and writes the text and
-computes digests; its time includes the start of its process. *{ALONE}* is the library with which `prepare` encodes:
-here it encodes texts in memory, and discards the result.
+byte-level BPE of {found.vocabulary:,} tokens. Its training took {found.train_seconds:.1f} s, which no cell includes.
+Each stack runs on one processor with one thread. *{OURS}* is `pseudoreal data prepare`: it reads, encodes, shuffles and
+writes the text, and computes digests. Its time includes the start of its process. *{ALONE}* is the library that
+`prepare` calls to encode text. Here the library encodes texts that are in memory, and the program discards the tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -201,21 +207,21 @@ def _reading(found: Reading) -> str:
         for stack in found.stacks
     ]
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    counts = ", ".join(f"{count:,} windows {case}" for case, count in found.windows.items())
+    counts = " and ".join(f"{count:,} windows in a {case} turn" for case, count in found.windows.items())
     return f"""### Windows at random
 
-A *window* is a sample of {found.window:,} consecutive tokens. Windows are read at random places of a file of
-{found.file_bytes / 2**30:.2g} GiB with two bytes for each token, in batches of 64, and are copied as 32-bit numbers to
-separate memory. All stacks read the same windows of the same bytes; otherwise there would be no table. A turn reads
-{counts}. Warm: the file is in the page cache. Cold: before each turn the file is dropped from the page cache
-(`posix_fadvise`, DONTNEED); the cache of a virtual machine's host cannot be dropped.
+A *window* is a sample of {found.window:,} consecutive tokens. A stack reads windows at random places of a file of
+{found.file_bytes / 2**30:.2g} GiB with two bytes for each token. It returns batches of 64 windows, converted to 32-bit
+numbers: {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the file is in the page
+cache. Before a cold turn, the file is dropped from the page cache (`posix_fadvise`, DONTNEED). On a virtual machine,
+the host may still have the file in its own cache.
 
-- *{OURS}* does not look at the documents of the file.
-- *{ORDERED}* also computes which windows to read. All other stacks are told which windows to read.
-- *{MEGATRON}* is IndexedDataset with its memory map. Documents have 1,000 tokens on average, so a window consists of
-  parts of several documents.
-- *{LONG}* is the same with documents of 2^20 tokens. Almost every window lies in one document, which
-  is the best case of Megatron.
+- *{OURS}* reads windows without looking at the borders of documents.
+- *{ORDERED}* also computes which windows to read. The other stacks get this list beforehand.
+- *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. Documents have 1,000 tokens on average, so
+  a window consists of parts of several documents.
+- *{LONG}* reads the same tokens as documents of 2^20 tokens. Almost every window lies in one document,
+  which is the best case for Megatron.
 - *{DATATROVE}* is DatatroveFileDataset. Versions: {versions}.
 
 {_markdown(["windows a second", *found.windows], rows)}"""
@@ -226,8 +232,8 @@ def _resident(found: Resident) -> str:
 
 A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
 samples of {found.sequence} tokens: {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format
-(files with holes, which take no room on the disk). It reads {found.steps:,} steps of {found.batch:,} samples at the
-start of the first epoch and {found.steps:,} steps at its end. Its resident memory is
+(sparse files, which take no room on the disk). It reads the {found.batch:,} samples of each step, for {found.steps:,}
+steps at the start of the first epoch and for {found.steps:,} steps at its end. Its resident memory is
 {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of
 {found.total_bytes / _MIB:,.0f} MiB."""
 
@@ -246,9 +252,9 @@ def _losses(found: Losses) -> str:
 
 The table shows the time and the memory of the final norm, the head, the loss and all of their gradients, for
 {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one chunk of tokens at
-a time, as in training. *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once. The losses and the norms of
-the gradients differ by at most {TOLERANCE:g} (relative); otherwise there would be no table. The memory is the peak,
-without weights and input.
+a time, as in training. *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once. The benchmark fails unless
+the losses and the norms of the gradients of both agree within {TOLERANCE:g} (relative). The memory is the peak, without
+weights and input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
 
@@ -268,12 +274,12 @@ def _training(found: Training) -> str:
 
 The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences} sequences of
 {found.sequence_length:,} tokens, in float32, with AdamW and clipping, on {found.threads} threads of one process.
-*{OURS}* is the trainer's own loop on token files of `pseudoreal data prepare`; it also writes its metrics. *{PLAIN}* is
-a plain loop around the model of `transformers`. It starts from the same first weights, which pseudoreal exported, and
-has all samples in memory. The losses of the two differ by at most {found.apart:.1e} (relative) in each of {found.steps}
-steps, in which the loss falls from {found.first_loss:.4f} to {found.last_loss:.4f}; beyond {TOLERANCE:g} there would be
-no table. pseudoreal waited for data for {median(found.waited):.3%} of the time of its steps, the first step included,
-and for at most {max(found.waited):.3%} in a turn.
+*{OURS}* is the trainer. It reads token files of `pseudoreal data prepare`, and writes its metrics. *{PLAIN}* is a plain
+loop around the model of `transformers`. It starts from the same first weights, which pseudoreal exported, and has all
+samples in memory. In {found.steps} steps the loss falls from {found.first_loss:.4f} to {found.last_loss:.4f}. In each
+step, the losses of both differ by at most {found.apart:.1e} (relative); the benchmark fails beyond {TOLERANCE:g}.
+pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps (the median over the turns, with
+the first step of each), and during {max(found.waited):.3%} in the worst turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 
@@ -309,9 +315,9 @@ def _noise(results: Results) -> str:
         return ""
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
-        f"Noise: in half of the cells, the quartiles are at most {median(spreads):.0%} of the median apart; in the"
-        f" worst cell, {spreads[-1]:.0%}. {left_out} of {len(spreads)} cells are excluded because the machine was not"
-        " quiet."
+        f"Noise: in half of the cells, the quartiles are at most {median(spreads):.0%} of the median apart. In the"
+        f" worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(spreads)} cells are excluded because the"
+        " machine was not quiet."
     )
 
 

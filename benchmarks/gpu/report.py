@@ -20,9 +20,10 @@ _NONE = f"""{TITLE}
 
 There are no figures yet: nothing was measured on a GPU. To measure:
 
-1. `make gpu-bundle` creates a folder with everything that a machine with a GPU and no network needs.
-2. There, `bash .gpu-bundle/run.sh all` writes `pseudoreal-gpu.zip` within ten minutes.
-3. Here, `make gpu-report RESULTS=pseudoreal-gpu.zip` fills this page."""
+1. Here, `make gpu-bundle` creates the folder `.gpu-bundle`, with everything that a machine with a GPU and no network
+   needs. Copy the folder to such a machine.
+2. On that machine, `bash .gpu-bundle/run.sh all` writes `pseudoreal-gpu.zip` within ten minutes. Copy the file back.
+3. Here, `make gpu-report RESULTS=pseudoreal-gpu.zip` writes the measured figures into this page."""
 
 
 def main(source: Path) -> None:
@@ -70,11 +71,11 @@ _TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, o
 recomputed. Weights, batches and clipping are the same for both stacks. Times are medians of {TIMED} steps, with the
 quartiles in brackets.
 
-- *hidden*: the part of the time of copies between host and device during which kernels run, too.
-- *device*: the peak of the bytes of tensors. *pinned*: pinned host memory, as torch's allocator rounds it up.
-- *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run; in brackets its error.
+- *hidden*: the share of the time of copies between host and device during which kernels run at the same time.
+- *device*: the peak of the bytes of tensors. *pinned*: the pinned host memory, as torch's allocator rounds it up.
+- *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run, with its error in brackets.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights again for each of the n
-  micro-batches, so it is also timed with one micro-batch."""
+  micro-batches, so it is also timed with a single micro-batch."""
 
 
 def _machine(found: Results) -> str:

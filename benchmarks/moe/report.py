@@ -13,9 +13,10 @@ TITLE = "## Losses at equal tokens"
 _TEXT = f"""Models of 8 layers of hidden size 64 train for {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH}
 bytes of the King James Bible, in float32 on one thread of a CPU. The loss is the validation loss over
 {ex.VALIDATION_SEQUENCES} sequences in nats per byte: the mean of {len(ex.SEEDS)} seeds, with the lowest and the highest
-loss in brackets. In all models, the feed-forward matrices that a token passes through have the same total size; all
-experts together have eight times as many parameters. The time of a step is the median of the last phase, divided by the
-median of the first row. Results of models this small, trained on so few tokens, say nothing about large models."""
+loss in brackets. In all models, the feed-forward matrices that one token passes through have the same total size. In
+models with experts, all experts together have eight times this size. The time of a step is the median of the last
+phase, divided by the median of the model in the first row of the table. Models this small, trained on so few tokens,
+say nothing about large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:
@@ -29,7 +30,9 @@ def section(lives: Sequence[Life] | None = None) -> str:
     }
     routings = _table("routing", ex.ROUTINGS, by_name)
     sharings = _table(
-        f"2 prototypes: what layers share, for the first {ex.PSEUDO_STEPS} steps or to the end", ex.SHARINGS, by_name
+        f"2 prototypes; layers share for the first {ex.PSEUDO_STEPS} steps (then real), or to the end",
+        ex.SHARINGS,
+        by_name,
     )
     newest = max(found, key=lambda life: life.date)
     return "\n\n".join([TITLE, _TEXT, routings, sharings, f"Measured on {newest.date} at commit {newest.commit}."])
@@ -37,7 +40,7 @@ def section(lives: Sequence[Life] | None = None) -> str:
 
 def _table(title: str, experiments: Sequence[ex.Experiment], lives: dict[str, list[Life]]) -> str:
     first = lives[experiments[0].name]
-    rows = [f"| {title} | loss | loss minus that of the first row | time of a step |", "|---|---|---|---|"]
+    rows = [f"| {title} | loss | loss minus the first row's loss | time of a step |", "|---|---|---|---|"]
     for experiment in experiments:
         losses, base = _losses(lives[experiment.name]), _losses(first)
         ratio = _step(lives[experiment.name]) / _step(first)

@@ -17,10 +17,17 @@ from benchmarks.pages import IMAGES, picture
 
 TITLE = "## Step times"
 PICTURE = "moe-steps.svg"
-_TEXT = """Compared programs (*stacks*) and jobs take turns. So their figures were measured at about the same time, and
-other programs of the machine slowed all of them by about the same factor. Therefore quote the ratios, not the seconds.
-*Processor* is the time for which threads of the process really ran. It excludes the time of other programs, but not
-their effect on caches and memory."""
+_PARTS = {
+    "beside": "other stacks",
+    "growth": "numbers of experts",
+    "routing": "prototypes beside top k",
+    "grouped": "grouped products",
+}
+"""Part of the results -> its words in the section."""
+_TEXT = """The compared programs (*stacks*), or the compared jobs, take turns. So other programs on the machine slowed
+all of them by about the same factor. Therefore quote the ratios, not the seconds. *Processor* is processor time: the
+time during which threads of the process ran. Other programs lengthen it only because they use the same caches and
+memory."""
 
 
 def section(results: Results, images: Path = IMAGES) -> str:
@@ -52,9 +59,12 @@ def claim(results: Results) -> Claim:
         subject="A step with experts",
         page=pages.MIXTURES.name,
         against=", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch"),
-        result=tuple(f"{min(of):.2f}× to {max(of):.2f}× as fast as {stack}" for stack, of in ratios.items()),
+        result=tuple(
+            f"a step of pseudoreal is {min(of):.2f}× to {max(of):.2f}× as fast as one of {stack}"
+            for stack, of in ratios.items()
+        ),
         loses=tuple(
-            f"{len(of)} of {len(ratios[stack])} comparisons with {stack}, at worst {min(of):.2f}×"
+            f"{len(of)} of {len(ratios[stack])} comparisons with {stack}; the worst factor is {min(of):.2f}×"
             for stack, of in lost.items()
             if of
         ),
@@ -65,8 +75,9 @@ def claim(results: Results) -> Claim:
 
 def _measured(results: Results) -> str:
     machine = results.machine
-    stamps = "; ".join(f"{name}: {stamp.date}, {stamp.commit}" for name, stamp in results.measured.items())
-    return f"{machine.hardware}, torch {machine.versions['torch']}. Date and commit of each part: {stamps}."
+    parts = [f"{_PARTS[name]} on {stamp.date}, at commit {stamp.commit}" for name, stamp in results.measured.items()]
+    versions = f"torch {machine.versions['torch']}"
+    return f"The machine has {machine.hardware}, with {versions}. Measured by part: {'; '.join(parts)}."
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -80,24 +91,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _beside(found: Beside) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch")
     apart = " and ".join(
-        f"{furthest(found.runs, compute):.1e} in {compute} (beyond {most:g} there would be no table)"
+        f"{furthest(found.runs, compute):.1e} in {compute} (the benchmark fails beyond {most:g})"
         for compute, most in TOLERANCES.items()
     )
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
-The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks (gloo over loopback, a
-thread each). Each rank has half of all experts. Each token goes to {cases.PER_TOKEN} SwiGLU experts of size
-{cases.EXPERT_SIZE}; experts have no capacity limit. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. In
-all stacks, attention and all other modules are this project's, with the same first weights, batches and AdamW;
-activations are kept. The losses of a step differ by at most {apart}. n is the number of micro-batches. There are
-{cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack divided by the time of
-pseudoreal with the same parts of the state sharded; above 1, pseudoreal is faster. Versions: {versions}.
+The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks (gloo over loopback,
+one thread each). Each rank has half of all experts. Each token goes to {cases.PER_TOKEN} SwiGLU experts of size
+{cases.EXPERT_SIZE}; experts have no capacity limit. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The
+stacks differ only in their layers of experts: all of them use this project's attention and other modules, the same
+first weights and batches, and AdamW, and keep activations. In each step, the losses of the stacks differ by at most
+{apart}. n is the number of micro-batches. There are {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in
+brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster. DeepSpeed is
+compared with the row *gradients sharded*, torchtitan with the row *fully sharded*. Versions: {versions}.
 
-torchtitan's experts compute in bfloat16, whatever the type of the other modules, so torchtitan is only in the table of
-bfloat16. Only its layer of experts is used, not its trainer. In bfloat16 on a CPU, oneDNN creates a kernel whenever it
-meets a number of rows for the first time, and this takes longer than the matrix product. pseudoreal and torchtitan
-multiply only the rows that an expert has, so new numbers of rows come up again and again. DeepSpeed pads all experts of
-a layer to the same number of rows."""
+torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. Its layer of experts is
+used without its trainer. In bfloat16 on a CPU, oneDNN compiles a kernel for each number of rows that it meets for the
+first time, and the compilation takes longer than the matrix product. pseudoreal and torchtitan multiply only the rows
+of the tokens that an expert gets, so oneDNN often meets a new number of rows. DeepSpeed pads all experts of a layer to
+the same number of rows, so oneDNN meets fewer new numbers."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -150,19 +162,22 @@ def _growth(found: dict[str, list[Taken]]) -> list[str]:
 
 One rank trains models of {growth.LAYERS} layers of hidden size {growth.HIDDEN}, in float32, with one micro-batch and
 blocks recomputed. Each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}, whatever the number of
-experts. So the arithmetic of the matrix products is the same in all models, except for the router's product. Engines
-with all numbers of experts take turns in one process. A turn is a step with all of its updates. A ratio is the time
-divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns. The losses are equal to
-the bit in all homes. On this machine device and host are the same memory.
+experts. So the matrix products take the same number of operations in all models, except for the router's product. One
+process has an engine for each number of experts, and the engines take turns. A turn is a step with all of its updates.
+A ratio is the time divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns. Bold
+rows name the home of the state, and the tokens of a step. The losses are the same in all homes, to the bit. On this
+machine device and host are the same memory.
 
-*Passes* is the thread that computes the forward and backward passes. *Others* are the threads that reduce, update,
-copy, read and write; they run at the same time as the passes if a second core is free. Both figures are processor
-seconds of a step; neither includes the time of the disk itself."""
+*Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
+time of all other threads: they reduce gradients, update weights, copy, and read and write the disk. They run at the
+same time as the passes if a second core is free. Both figures are seconds per step, without the time of the disk
+itself."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
         rows += _curve(name, taken)
-    return [text, table(header, rows), "\n".join(_verdict(name, taken) for name, taken in found.items()), _WHY]
+    verdicts = "\n".join(_verdict(name, taken) for name, taken in found.items())
+    return [text, table(header, rows), f"{_FLAT}\n\n{verdicts}", _WHY]
 
 
 def _curve(name: str, taken: Sequence[Taken]) -> list[list[str]]:
@@ -186,20 +201,21 @@ def flat_to(ratios: Sequence[float]) -> int:
 
 def _verdict(name: str, taken: Sequence[Taken]) -> str:
     whole, passes = ([figure(each, taken[0]) for each in taken] for figure in (ratio, passes_ratio))
-    return (
-        f"- {name}: a step takes at most {growth.MOST - 1:.0%} longer up to {flat_to(whole):,} experts, its passes"
-        f" alone up to {flat_to(passes):,}."
-    )
+    return f"- {name}: {flat_to(whole):,} experts for the whole step, {flat_to(passes):,} experts for its passes alone."
 
 
+_FLAT = f"""\
+The largest number of experts with which a step takes at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]}
+experts is"""
 _WHY = """\
-Where a step takes longer than that, it is because of the passes. The optimizer updates all experts in every step, so
-its time grows with the number of experts and not with the tokens; but *others* show that this time is small here. In
-the passes, each expert is a matrix product of its own. With 64 times as many experts, each product has 64 times fewer
-rows but the same fixed costs, and the gradients that are written are as large as all experts. In a profile of one layer
-with 8,192 tokens, made before the weights of experts were stacked in one tensor, the products took 0.33 s with 1,024
-experts and 0.20 s with 16. The router's softmax and choice, whose time grows with the number of experts, took 0.05 s.
-With more tokens in a micro-batch, all of these costs become a smaller part of a step."""
+If a step takes more than 15% longer, the passes are the main cause on device and host. With the state on disk, the
+other threads and the disk itself add about as much. The optimizer updates all experts in every step, so its time grows
+with the number of experts, but not with the number of tokens. The passes multiply the matrices of each expert
+separately. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs, and each step
+writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s with 1,024
+experts and 0.20 s with 16. (The profile was made before the weights of experts were stacked in one tensor.) The
+router's softmax and choice took 0.05 s; their time grows with the number of experts. With more tokens in a micro-batch,
+all of these costs become a smaller part of a step."""
 
 
 # Section: routing.
@@ -210,10 +226,11 @@ def _routing(found: dict[str, list[Taken]]) -> list[str]:
 
 The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
 one rank in float32. The k experts of a token have a feed-forward size of {routing.ROWS:,} together. With k prototypes
-(M6-T), the router chooses one expert of each prototype, and an expert accepts at most {routing.CAPACITY} times its even
-share of a sequence. With top k, the router chooses k experts, and no token is rejected. *Rows* are the rows that
-experts compute for a token in a layer: one for each expert that accepts it. Ratios are top k divided by prototypes;
-above 1, prototypes are faster."""
+(M6-T), the experts are divided into k groups, and the router chooses one expert of each group for a token. An expert
+accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other tokens. With
+top k, the router chooses any k experts, and no token is rejected. *Rows* are the rows that the experts of a layer
+compute for a token: one for each expert that accepts the token. A ratio is the time with top k divided by the time with
+prototypes."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -238,12 +255,12 @@ def rows(k: int, taken: Taken) -> float:
 def _grouped(found: Sequence[Product]) -> list[str]:
     text = f"""### One product after the other, or grouped
 
-{products.ROWS:,} rows of {products.INPUTS} elements, each for one of the experts, are multiplied by the experts'
-matrices of {products.OUTPUTS} by {products.INPUTS}, forward and backward on one thread. Figures are processor
-milliseconds, medians of {products.TURNS}. *Loop* computes one product after the other. *Grouped* is
-`torch.nn.functional.grouped_mm`; its results equal the results of the loop to the bit, otherwise there would be no
-table. *Loop, new* is the loop when the numbers of rows of the experts come up for the first time. This project's engine
-uses the grouped product if torch has one for the type and experts have no biases; otherwise it uses the loop."""
+Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expert, and is multiplied by the matrix of
+this expert, {products.OUTPUTS} by {products.INPUTS}, forward and backward on one thread. Figures are processor
+milliseconds, medians of {products.TURNS}. *Loop* computes the products one after the other. *Grouped* is
+`torch.nn.functional.grouped_mm`, or the error that torch raises for this type. The benchmark fails unless both results
+are equal to the bit. *Loop, new* is the first loop after the experts' numbers of rows have changed. pseudoreal's engine
+uses the grouped product if torch has one for the type and the experts have no biases; otherwise it uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

@@ -149,37 +149,45 @@ class Bar:
 
 
 BARS = (
-    Bar("requests about jobs while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
-    Bar("peak memory of the operator at 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
+    Bar("requests about all jobs together, while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
+    Bar("peak memory of the operator with 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
     Bar(
-        "start-up of an operator with 5,000 live jobs",
+        "time until a new operator has processed 5,000 live jobs",
         60.0,
         "s",
         lambda r: r.start_up.drained_seconds,
         at_most_jobs=True,
     ),
-    Bar("times the Lease was lost during the start-up", 0.0, "", lambda r: float(not r.start_up.lease_kept)),
-    Bar("p99 of the time from a pod's end to the operator's reaction", 2.0, "s", lambda r: r.reaction.p99),
+    Bar(
+        "times that a new operator lost the Lease while it started",
+        0.0,
+        "",
+        lambda r: float(not r.start_up.lease_kept),
+    ),
+    Bar("99th percentile of the time from a pod's end to the operator's reaction", 2.0, "s", lambda r: r.reaction.p99),
 )
 
 _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
-    ("requests about a job in its life", lambda r: f"{sum(r.requests_per_life.values()):.1f}"),
-    ("requests a second while nothing changes, about jobs", lambda r: f"{sum(r.quiet.for_jobs.values()):.2f}"),
-    ("… about the Lease", lambda r: f"{r.quiet.lease:.2f}"),
-    ("share of a processor while nothing changes", lambda r: f"{r.quiet.processor_share:.1%}"),
+    ("requests about a job, from its creation to its end", lambda r: f"{sum(r.requests_per_life.values()):.1f}"),
+    ("while nothing changes: requests a second about all jobs", lambda r: f"{sum(r.quiet.for_jobs.values()):.2f}"),
+    ("… requests a second about the Lease", lambda r: f"{r.quiet.lease:.2f}"),
+    ("… share of a processor", lambda r: f"{r.quiet.processor_share:.1%}"),
     ("peak memory of the operator, MB", lambda r: f"{r.peak_bytes / _MB:,.0f}"),
-    ("processor time for a job's life, ms", lambda r: f"{1000 * r.processor_seconds_per_life:,.0f}"),
-    ("processor time in total, s", lambda r: f"{r.processor_seconds:,.1f}"),
-    ("all jobs train after, s", lambda r: f"{r.flight.seconds:,.1f}"),
-    ("start-up: all jobs of the initial list are processed after, s", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
+    (
+        "processor time for a job, from its creation to its end, ms",
+        lambda r: f"{1000 * r.processor_seconds_per_life:,.0f}",
+    ),
+    ("processor time of both operators together, s", lambda r: f"{r.processor_seconds:,.1f}"),
+    ("seconds until all jobs train", lambda r: f"{r.flight.seconds:,.1f}"),
+    ("new operator: seconds until all jobs are processed", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
     ("… processor time, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
     ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
-    ("jobs that come to their ends, per second", lambda r: f"{r.rate:g}"),
-    ("from the end of an execution's last pod to the reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
-    ("… until the Job controller reports the end, p50 and p99, s", lambda r: _quantiles(r.job_controller)),
-    ("the API server's answer to a request of the operator, p50 and p99, s", lambda r: _quantiles(r.answers)),
-    ("jobs that come to their ends together", lambda r: f"{r.bulk.jobs:,}"),
-    ("… per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
+    ("at a steady rate: jobs that finish per second", lambda r: f"{r.rate:g}"),
+    ("… from the end of an execution's last pod to the reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
+    ("… part of this until the Job controller reports the end, p50 and p99, s", lambda r: _quantiles(r.job_controller)),
+    ("… time of the API server's answer to a request of the operator, p50 and p99, s", lambda r: _quantiles(r.answers)),
+    ("all at the same time: jobs that finish", lambda r: f"{r.bulk.jobs:,}"),
+    ("… jobs that finish per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
     (
         "… from the end of an execution's last pod to the reaction, p50 and p99, s",
         lambda r: _quantiles(r.bulk.reaction),
@@ -189,19 +197,22 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
 _TEXT = """\
 A real etcd, API server and controller manager run on one machine. The operator runs as a process, with the rights and
 the Lease of the chart. Every job has two phases with a delink between them, four pods in all. There are no nodes: a
-simulator of this project pretends to run the pods. It ends each pod with the termination message of a successful phase,
-which kwok cannot write. The pods send no reports. Requests and times come from the API server's audit log. All programs
-share the machine's processors, so the operator gets what the other programs leave.
+simulator of this project plays the kubelets. It reports each pod as running, and later ends the pod with the
+termination message of a successful phase. (kwok cannot write such messages.) The pods send no reports. Requests and
+times come from the API server's audit log. All programs share the machine's processors, so the operator gets only the
+processor time that the other programs leave.
 
-The course of a measurement:
+A measurement has five steps:
 
-1. All jobs are applied, and train.
-2. Nothing changes for a while.
-3. The operator is ended, and another operator starts.
-4. The pods of some jobs end, so that these jobs come to their ends at a steady rate.
-5. The pods of some more jobs end, all together.
+1. All jobs are applied, and all of them begin to train.
+2. For a while, nothing changes.
+3. The operator is stopped, and another operator starts.
+4. The simulator lets some jobs finish, one after the other at a steady rate.
+5. The simulator lets more jobs finish, all at the same time.
 
-The *reaction* to the end of an execution is the Job that the operator creates next, or the last status of the job."""
+The *reaction* to the end of an execution is the next Job that the operator creates for the PseudoRealJob. After the
+last execution, it is the status that reports the end. Figures from the creation of a job to its end leave out the time
+in which the job only trains."""
 
 
 def claim(records: Sequence[Record]) -> Claim:
@@ -264,7 +275,7 @@ def on_line(points: Sequence[tuple[int, float]], at: int) -> float:
 def _kinds(records: Sequence[Record]) -> str:
     kinds = dict.fromkeys(kind for record in records for kind in record.requests_per_life)
     rows = [[kind, *(f"{record.requests_per_life.get(kind, 0.0):.2f}" for record in records)] for kind in kinds]
-    head = ["requests about a job in its life", *(f"{record.jobs:,} jobs" for record in records)]
+    head = ["requests about a job, from its creation to its end", *(f"{record.jobs:,} jobs" for record in records)]
     return markdown(head, rows)
 
 

@@ -19,16 +19,21 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-{UNTRIED} means: it is built, and tested as far as fakes, schemas and linters can test it, but nobody has run it.
+{UNTRIED} marks what is built, and tested as far as fakes, schemas and linters can test it, but has never been run.
 Expect mistakes there. [Support](support.md) says what is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
-    ("Kueue", "kueue", "sigs.k8s.io/kueue", "tests: jobs in queues, topology, MultiKueue between two control planes"),
+    (
+        "Kueue",
+        "kueue",
+        "sigs.k8s.io/kueue",
+        "tests use it: jobs in queues, topology, MultiKueue between two control planes",
+    ),
     (
         "scheduler-plugins",
         "coscheduling",
         "sigs.k8s.io/scheduler-plugins",
-        "tests: gangs of pods, on simulated nodes without containers",
+        "tests use it: gangs of pods, on simulated nodes without containers",
     ),
     (
         "Kubeflow Trainer",
@@ -61,16 +66,16 @@ def _machines(facts: Json) -> str:
     rows = [
         (
             f"{run['system']}, {run['architecture']}, Python {run['python']}",
-            f"all {sum(run['passed'].values()):,} tests: of programs, on API servers, and on a cluster on this machine",
+            f"all {sum(run['passed'].values()):,} tests: without Kubernetes, with an API server, and with a cluster",
             f"passed on {run['date']}, commit {run['commit']}",
         )
         for run in facts["runs"]
     ]
-    rows += [(_runner(name), "`make test-unit`, by a workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
+    rows += [(_runner(name), "`make test-unit`, in a GitHub workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
-        ("macOS, `make run`", "examples/laptop.yaml as local processes", UNTRIED),
-        ("Windows", "nothing; the client may run, because it needs only Python", UNTRIED),
-        ("images for arm64", "a release builds them", UNTRIED),
+        ("macOS", "`make run`: examples/laptop.yaml as local processes", UNTRIED),
+        ("Windows", "nothing was run; the client may work, because it needs only Python", UNTRIED),
+        ("images for arm64", "a release would build them", UNTRIED),
     ]
     return _section("Machines", ("machine", "what", "result"), rows)
 
@@ -86,14 +91,18 @@ def _kubernetes(facts: Json) -> str:
             )
         )
     rows = [
-        (f"{version.removeprefix('v')}, built from its module", what, _result(facts, parts))
+        (f"{version.removeprefix('v')}, built from its Go module", what, _result(facts, parts))
         for version, what, parts in sorted(built, key=lambda row: _numbers(row[0]))
     ]
     nodes = [image.partition(":v")[2].partition("@")[0] for image in _matrix("kind", "demo", "node")]
-    rows += [(f"{node}, kind", "the quickstart, by a workflow", UNTRIED) for node in sorted(nodes, key=_numbers)]
+    rows += [(f"{node}, kind", "the quickstart, in a GitHub workflow", UNTRIED) for node in sorted(nodes, key=_numbers)]
     rows += [
         ("minikube, k3d, k3s", "the quickstart", UNTRIED),
-        ("EKS, GKE, AKS, OpenShift", "nothing; tests compare the rendered chart with OpenShift's rules", UNTRIED),
+        (
+            "EKS, GKE, AKS, OpenShift",
+            "nothing was run; tests compare the rendered chart with OpenShift's rules",
+            UNTRIED,
+        ),
     ]
     return _section("Kubernetes", ("version", "what", "result"), rows)
 
@@ -102,20 +111,26 @@ def _neighbours() -> str:
     rows = [
         (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
     ]
-    rows.append(("Volcano", "only its PodGroup", f"tests: objects for Volcano; its scheduler is {UNTRIED}"))
-    rows.append(("Helm", _pinned(paths.TOOLS / "go.mod", "helm.sh/helm/v3"), "tests and demo: install, upgrade, test"))
-    rows.append(("PyTorch", _locked("torch"), "all tests of the trainer, on CPUs"))
+    rows.append(("Volcano", "only its PodGroup", f"tests create its objects; its scheduler is {UNTRIED}"))
+    rows.append(
+        (
+            "Helm",
+            _pinned(paths.TOOLS / "go.mod", "helm.sh/helm/v3"),
+            "tests and the demo use it: install, upgrade, test",
+        )
+    )
+    rows.append(("PyTorch", _locked("torch"), "all tests of the trainer use it, on CPUs"))
     return _section("Other programs", ("program", "version", "what"), rows)
 
 
 def _accelerators() -> str:
     rows = [
         ("GPUs of NVIDIA", "`make test-gpu`, `make gpu-bundle`", UNTRIED),
-        ("NCCL, RDMA, several GPUs of a node", "the same commands; on CPUs gloo takes the place of NCCL", UNTRIED),
+        ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo instead of NCCL", UNTRIED),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
-        ("publishing (`.github/workflows/release.yml`)", "images, charts, attestations", UNTRIED),
+        ("publishing (`.github/workflows/release.yml`)", "this workflow, for images, charts and attestations", UNTRIED),
     ]
-    return _section("Accelerators and publishing", ("what", "by", "result"), rows)
+    return _section("Accelerators and publishing", ("what", "what would run it", "result"), rows)
 
 
 def _models(facts: Json) -> str:
@@ -124,7 +139,7 @@ def _models(facts: Json) -> str:
         (model["what"], f"{model['parameters'] / 1e6:,.0f} M", f"[{model['document']}]({model['document']})")
         for model in largest
     ]
-    rows.append(("the jobs of ten trillion parameters in [examples](../examples)", "10 T", "planned, never run"))
+    rows.append(("the jobs of ten trillion parameters in [examples](../examples)", "10 T", "not trained, only planned"))
     return _section("Sizes of models", ("the largest models that were trained", "parameters", "where"), rows)
 
 

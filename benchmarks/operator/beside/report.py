@@ -29,7 +29,7 @@ _QUIET = 0.1
 """Processors that other programs may use on a quiet machine."""
 
 _FIGURES: tuple[tuple[str, Callable[[Life], str]], ...] = (
-    ("all jobs finished after, s", lambda life: f"{life.seconds:,.1f}"),
+    ("seconds until all jobs have finished", lambda life: f"{life.seconds:,.1f}"),
     ("jobs a second", lambda life: f"{life.jobs_per_second:.2f}"),
     ("requests for a job", lambda life: f"{sum(life.requests.values()):.1f}"),
     ("writes for a job", lambda life: f"{life.writes:.2f}"),
@@ -59,44 +59,47 @@ _PANELS: tuple[tuple[str, Callable[[Life], float]], ...] = (
 )
 
 _TEXT = f"""\
-This section compares three operators (*stacks*). They run one after the other, each with its own API server, etcd and
-controller manager, without nodes. A simulator of this project pretends to run the pods of all stacks, 5 s for each pod.
-All jobs are applied together and end by themselves. Requests and times come from the API server's audit log.
+This section compares three *stacks*: pseudoreal's operator and two of Kubeflow's. The stacks run one after the other,
+each with its own API server, etcd and controller manager, without nodes. A simulator of this project plays the
+kubelets: each pod runs for 5 s. All jobs are applied together, and end by themselves. Requests and times come from the
+API server's audit log.
 
-- *pseudoreal* has no limit of requests, and makes at most 16 passes at the same time. Its one-phase job does the same
-  work as the jobs of the other stacks. *pseudoreal, two phases* runs two sets of pods and a delink between them; its
-  figures are shown, but are no comparison.
+- *pseudoreal* has no limit of requests, and makes at most 16 passes at the same time. Its job has one phase, like the
+  jobs of the other stacks. The job of *pseudoreal, two phases* runs two sets of pods and a delink between them. Its
+  figures are not compared, because the other stacks have no such job.
 - *training-operator* is Kubeflow's training operator 1.9.2. A job is a PyTorchJob of a master and workers.
-- *Trainer and JobSet* are two programs, whose figures are added up: Kubeflow's Trainer 2.0.0 and the JobSet 0.8.2 that
-  it requires. A job is a TrainJob on the Trainer's own runtime `torch-distributed`.
+- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which it requires. A figure is the sum
+  for both programs. A job is a TrainJob on the Trainer's own runtime `torch-distributed`.
 
-The webhooks of Kubeflow's operators are called, as in their manifests. The controller manager, the training operator
-and JobSet may send {CLIENT_LIMIT} requests a second. The Trainer has no such option: its limit of 20 requests a second
-is built in. The controllers have their default numbers of threads.
+The API server calls the webhooks of Kubeflow's operators, as it does with their manifests. The controller manager, the
+training operator and JobSet may send {CLIENT_LIMIT} requests a second. The Trainer's limit of 20 requests a second is
+built in, and has no option. The controllers have their default numbers of threads.
 
-A *write* is a request that changes a job, its status or its children. Events and dry runs count as requests, but not as
-writes; Leases count as neither. (pseudoreal makes a dry run of each Job when it first sees a job.) A PyTorchJob ends
-with its master; other jobs end with the last of their pods."""
+A *write* is a request that changes a job, its status or its children. Events and dry runs are counted as requests, but
+not as writes. Requests about Leases are not counted. (pseudoreal makes a dry run of each Job when it first sees a
+PseudoRealJob.) A PyTorchJob ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
 
 
 _WHY = """\
-**Where the time goes.** The machine's processors are the limit, and the API server uses most of their time. There are
-two reasons why pseudoreal costs the API server more than the other stacks:
+**Where the time goes.** The machine's processors are the limit, and the API server uses most of their time. pseudoreal
+costs the API server more than the other stacks do, for two reasons:
 
 - pseudoreal's operator keeps no copy of Jobs and pods. In each pass over a job of one phase, it reads the job, its Jobs
   and its pods from the API server. The other stacks read from their own memory.
-- A write of a status costs more. In a profile of the API server with 100 jobs on a quiet machine, these writes took
-  31 % of its time. Half of that was for the CEL rules of the whole object: the API server checks them at each write,
-  even if only the status has changed.
+- A write of a PseudoRealJob's status costs more than a write of the other stacks' statuses. In a profile of the API
+  server with 100 jobs on a quiet machine, these writes took 31 % of its time. Half of these 31 % were for CEL rules: at
+  each write, the API server checks the rules of the whole object, even if only the status has changed.
 
-On a busy machine, a write of a status took 29 ms of the API server's processor time (median of three rounds of 30). It
-took 19 ms with only the rules on changes, 19 ms with only the rules on values, 13 ms with only the rules that do not
-look into the phases, and 11 ms without rules. A read took 2 ms. So cheaper rules alone would not reach the aim for jobs
-a second: of the 225 ms for a job, the rules take 70 ms in its four writes of the status.
+On a busy machine, a write of a status took 29 ms of the API server's processor time (median of three rounds of 30
+writes). It took 19 ms with only the rules on changes, 19 ms with only the rules on values, 13 ms with only the rules
+that do not look into the phases, and 11 ms without rules. A read took 2 ms. A job of one phase takes 225 ms of the
+servers' processor time, of which the rules take 70 ms, in four writes of the status. So cheaper rules alone would not
+reach the aim for jobs a second.
 
-**The tables** were measured before a change of pseudoreal: since then, an event that repeats a known state causes no
-pass. The version before the change, the version after it and the training operator ran in turn, in two rounds, with 60
-jobs of 2 pods. Other programs took 1.2 to 1.5 of the machine's 2 processors.
+**The tables** were measured before a change of pseudoreal: since the change, an event that repeats a known state causes
+no pass. The effect of the change was measured with 60 jobs of 2 pods, in two rounds. In each round, the version before
+the change, the version after it and the training operator took turns. Other programs took 1.2 to 1.5 of the machine's 2
+processors.
 
 | for a job, in the two rounds | before the change | after the change | training operator |
 | --- | ---: | ---: | ---: |
@@ -106,9 +109,10 @@ jobs of 2 pods. Other programs took 1.2 to 1.5 of the machine's 2 processors.
 | processor time of the operator, ms | 61, 65 | 51, 54 | 15, 14 |
 | processor time of the servers, ms | 259, 258 | 248, 243 | 93, 87 |
 
-After the change, a job takes 7 % less processor time in total. This is still 2.8 to 2.9 times the time of the training
-operator, so the aim is not reached. Most of the rest are the four writes of the status. Jobs a second cannot be
-compared in these rounds, because other programs left each run a different share of the machine."""
+After the change, a job takes 7 % less processor time in total. This is still 2.8 to 2.9 times as much as a job of the
+training operator takes, so the aim for jobs a second is not reached. The largest part of the time goes into the four
+writes of the status. Jobs a second cannot be compared in these rounds, because other programs left each run a different
+share of the machine."""
 
 
 def section(results: Lives | None = None) -> str:
@@ -138,8 +142,8 @@ def claim(results: Lives) -> Claim:
         page=pages.OPERATOR.name,
         against="Kubeflow's training operator 1.9.2; Kubeflow's Trainer 2.0.0 with JobSet 0.8.2",
         result=(
-            f"with {most:,} jobs, the operator takes {of(ours, lambda life: life.peak_bytes / _MB)} MB of memory;"
-            f" Kubeflow's operators take {of(peers, lambda life: life.peak_bytes / _MB)} MB",
+            f"with {most:,} jobs, pseudoreal's operator takes {of(ours, lambda life: life.peak_bytes / _MB)} MB of"
+            f" memory; Kubeflow's operators take {of(peers, lambda life: life.peak_bytes / _MB)} MB",
         ),
         loses=tuple(
             f"with {load:,} jobs, pseudoreal finishes {ratio:.2f} times as many jobs a second as the faster of"
@@ -169,7 +173,8 @@ def _in_order(lives: Sequence[Life]) -> list[Life]:
 
 def _bars(results: Lives) -> str:
     lives, reporting = results.lives, results.reporting
-    rows = [["jobs a second, divided by those of the faster of Kubeflow's operators", "at least 1.00×", _speed(lives)]]
+    faster = "jobs a second, divided by the jobs a second of the faster of Kubeflow's operators"
+    rows = [[faster, "at least 1.00×", _speed(lives)]]
     rows += [
         [f"writes for a job: {title}", f"at most {most}", _writes(lives, title, most)]
         for title, most in MOST_WRITES.items()
@@ -204,15 +209,15 @@ def _share_of_most(found: Reporting) -> float:
 
 def _reports(found: Reporting) -> str:
     return (
-        f"**Reports.** {found.pods:,} pods of one job report every second, each over its own connection. This makes as"
+        f"**Reports.** {found.pods:,} pods of one job report every second, each over its own connection. They send as"
         f" many reports as {found.pods * REPORT_SECONDS:,.0f} pods that report every {REPORT_SECONDS:g} s. The operator"
         f" accepted {found.reports_per_second:,.0f} reports a second; {found.refused:,} reports were refused or lost."
-        f" It used {found.milliseconds:.2f} ms of a processor for each report ({found.processor_share:.0%} of a core),"
-        f" wrote {found.writes_per_minute:g} times a minute, and had a peak memory of {found.peak_bytes / _MB:,.0f} MB."
-        f" So the reports of {MOST_JOBS:,} pods, {MOST_JOBS / REPORT_SECONDS:,.0f} a second, take"
-        f" {_share_of_most(found):.0%} of a core, computed from the cost of one report. {MOST_JOBS:,} pods at once were"
-        f" not tried, because each pod keeps a connection and the endpoint holds at most {MOST_CONNECTIONS:,}"
-        " connections."
+        f" It used {found.processor_share:.0%} of a core, which is {found.milliseconds:.2f} ms of processor time for"
+        f" each report. It made {found.writes_per_minute:g} writes a minute, and had a peak memory of"
+        f" {found.peak_bytes / _MB:,.0f} MB. Computed from the time for one report, the reports of {MOST_JOBS:,} pods"
+        f" ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. {MOST_JOBS:,} pods"
+        " at once were not tried: each pod keeps a connection, and the endpoint holds at most"
+        f" {MOST_CONNECTIONS:,} connections."
     )
 
 
@@ -264,7 +269,7 @@ def _kinds(lives: Sequence[Life]) -> str:
 def _measured(lives: Sequence[Life]) -> str:
     busy = any(life.others > _QUIET for life in lives)
     warning = (
-        " **Other programs ran at the same time**: compare the columns of a table, and quote no seconds."
+        " **Other programs ran at the same time.** So compare the columns of a table, and do not quote seconds."
         if busy
         else ""
     )

@@ -52,8 +52,8 @@ def test_step_times_count_quiet_comparisons_by_peer() -> None:
     ]
     claim = step_times.claim(Results(machine=MACHINE, runs=runs))
     assert claim.in_readme == "faster than torch and DeepSpeed in 1 of 2 comparisons of a training step"
-    assert claim.result == (f"{claim.in_readme}, by 2.00× to 2.00×",)
-    assert claim.loses == ("1 of 1 comparisons with DistributedDataParallel, at worst 0.50×",)
+    assert claim.result == (f"{claim.in_readme}, with factors of 2.00× to 2.00×",)
+    assert claim.loses == ("1 of 1 comparisons with DistributedDataParallel; the worst factor is 0.50×",)
     assert claim.release == "0.4.0"
 
 
@@ -64,7 +64,7 @@ def test_predictions_count_those_near_and_name_the_worst() -> None:
     ]
     claim = predictions.claim(found, STAMP)
     assert claim.result == ("1 of 2 predictions of `pseudoreal plan` are within 20% of the measured time",)
-    assert claim.loses == ("the worst prediction is off by -50%: far",)
+    assert claim.loses == ("the worst prediction is off by -50% (far)",)
     assert predictions.claim(found[:1], STAMP).loses == ()
 
 
@@ -92,9 +92,10 @@ def test_checkpoints_name_each_faster_save() -> None:
     )
     claim = checkpoints.claim(Measured(bytes=1, savings=savings, **seconds), STAMP)
     assert claim.result == (
-        "an asynchronous save stops training for 4 ms; saves of the other programs stop it for 500 ms or more",
+        "an asynchronous save of pseudoreal stops training for 4 ms; saves of the other programs stop it for 500 ms or"
+        " more",
     )
-    assert claim.loses == ("a synchronous save takes 2.0 times as long as with fast",)
+    assert claim.loses == ("a synchronous save of pseudoreal takes 2.0 times as long as one with fast",)
 
 
 def test_data_separates_bars_that_are_reached_from_the_others() -> None:
@@ -112,7 +113,7 @@ def test_data_separates_bars_that_are_reached_from_the_others() -> None:
         machine=MACHINE, preparing=preparing, resident=resident, measured={"preparing": STAMP, "resident": STAMP}
     )
     claim = data_report.claim(results)
-    assert claim.result == ("memory of a rank for a data set of 10^12 samples: 50.0 MiB",)
+    assert claim.result == ("memory that a data set of 10^12 samples adds to a rank: 50.0 MiB",)
     assert (
         "text prepared per second, compared with the tokenizer library alone: 50.0% (aim: at least 85.0%)"
         in claim.loses
@@ -136,8 +137,8 @@ def test_mixtures_compare_medians_of_steps_with_the_same_sharding() -> None:
     claim = steps_report.claim(
         MixtureResults(machine=MACHINE, beside=Beside(runs=runs, versions={"torch": "2", "deepspeed": "1"}))
     )
-    assert claim.result == (f"0.80× to 2.00× as fast as {DEEPSPEED}",)
-    assert claim.loses == (f"1 of 2 comparisons with {DEEPSPEED}, at worst 0.80×",)
+    assert claim.result == (f"a step of pseudoreal is 0.80× to 2.00× as fast as one of {DEEPSPEED}",)
+    assert claim.loses == (f"1 of 2 comparisons with {DEEPSPEED}; the worst factor is 0.80×",)
     assert claim.against == "deepspeed 1"
 
 
@@ -167,7 +168,7 @@ def test_operator_beside_others_loses_where_the_faster_peer_has_more_jobs_a_seco
     ]
     claim = beside_report.claim(Lives(lives=lives))
     assert claim.result == (
-        "with 1,000 jobs, the operator takes 110 MB of memory; Kubeflow's operators take 400 and 500 MB",
+        "with 1,000 jobs, pseudoreal's operator takes 110 MB of memory; Kubeflow's operators take 400 and 500 MB",
     )
     assert claim.loses == (
         "with 1,000 jobs, pseudoreal finishes 0.50 times as many jobs a second as the faster of Kubeflow's operators",
