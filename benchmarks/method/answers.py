@@ -6,9 +6,11 @@ from benchmarks.method import costs
 from benchmarks.method.analysis import CONTROLS, RATIOS, Comparison, Trial, Verdict, ranges
 from benchmarks.method.tables import joined, named, number, span, spans, table
 
-_INTRODUCTION = """Answers of the registered trials, by the rules of their [plan](method-plan.md). The speed-up is to
-the final loss of unshared training: 1.20 means 1.20 times fewer tokens, or seconds. The cost ratio is the cost of a
-real step divided by the cost of a pseudo step. Numbers in brackets are 95 % intervals over seeds, paired by seed."""
+_INTRODUCTION = """These are the answers of the registered trials, by the rules of their [plan](method-plan.md). An
+*arm* is a way to train. Its speed-up says how much sooner it reaches the final loss of unshared training: 1.20 means
+with 1.20 times fewer tokens, or in 1.20 times fewer seconds. *Controls* are the arms that share to the end, the arms
+that grow, and the small model. The cost ratio is the cost of a real step divided by the cost of a pseudo step.
+Numbers in brackets are 95 % intervals over seeds, paired by seed."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
 _VERDICTS: dict[Verdict, str] = {"yes": "Faster per token", "no": "Slower per token", "level": "Level", "open": "Open"}
 _HEAD = (
@@ -29,7 +31,7 @@ def answers(leading: Sequence[Comparison]) -> Iterator[str]:
 def _answer(one: Comparison) -> Iterator[str]:
     tokens = max(curve.full for curve in one.trials[0].curves.values())
     yield f"**{one.study.capitalize()}, {one.parameters:,} parameters without the embedding, {tokens:,} tokens:**"
-    seconds = [f"- In seconds: {_seconds(one)}.", *_fastest(one), *_dearest(one)]
+    seconds = [f"- **In seconds**: {_seconds(one)}.", *_fastest(one), *_dearest(one)]
     yield "\n".join([*_provisional(one), *_per_token(one), *seconds, *_reservations(one)])
     shown = [trial for trial in one.trials if trial.arm.is_primary or trial.kind in CONTROLS]
     yield table(_HEAD, [_row(one, trial) for trial in shown])
@@ -89,7 +91,7 @@ def _dearest(one: Comparison) -> Iterator[str]:
             by_limit.setdefault(f"{limit:.2g}", []).append(trial.arm.name)
     if by_limit:
         found = joined(f"{limit} ({named(names)})" for limit, names in by_limit.items())
-        yield f"- The bytes of a real step alone make it at most so many times as dear as a pseudo step: {found}."
+        yield f"- Bytes alone make a real step at most this many times as costly as a pseudo step: {found}."
 
 
 def _reservations(one: Comparison) -> Iterator[str]:

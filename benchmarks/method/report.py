@@ -31,26 +31,34 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Bands are intervals; with one seed there is none. Dashed lines are bounds: a curve has no budget small
-enough to be read. Dotted parts are cost ratios that bytes alone cannot make: the bytes of the pseudo steps would take
-longer than their computing. How a step of a grown arm is priced is said in `benchmarks/method/costs.py`. Marks on the
-axis:"""
-_SETTING = """- Seconds in the picture are priced, not measured: a cost ratio stands for a machine.
-- [Earlier trials](method-earlier.md), smaller ones, compared what becomes of the optimizer's state at the delink, the
-  adaptive trigger, and a state on disk."""
-_RATES = """Validation losses of the trainings that choose the peak rates, with a seed of their own: first at half the
-budget, then the best of these rates and lower ones at the full budget; the chosen rate's in bold. An arm that is not
-listed takes the rate of another one."""
-_REMEDIES = """Changes of the transition and of the first phase that the literature names, in the order of the plan,
-with three seeds each. *Rates of each phase*: the first stage has the peak rate of the arm that shares throughout, the
-second the rate of unshared training, and rises to it from zero. *Noise*: a tenth of freshly drawn weights is added to
-each copy but the first. *Measured*, *Reset*: the moments after the delink. No job has the last kinds of sharing, which
-a plain loop of the same model trained (`benchmarks/method/plain.py`): the middle half of the layers shares one block
-and the others own theirs; and all is shared except the norms and the routers."""
-_MEMORY = """Losses are means over the seeds that an arm has; arms with different seeds are compared by the difference
-alone, which is to unshared training and paired by seed. Shares are of unshared training, and of the layers
-alone. A layer's state is its float32 master weights and two moments. Memory is the growth of the process in the
-decays, so in the last stage; the first stage of a delinked arm takes as much as the arm that shares throughout."""
+_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line is an upper bound: the arm
+ends with a higher loss than unshared training at its smallest budget. A dotted line has cost ratios that cannot come
+from bytes alone: the bytes of the pseudo steps would take longer than their computing. `benchmarks/method/costs.py`
+says how the step of a grown arm is priced. The table has the marks on the axis:"""
+_SETTING = """- Seconds in the picture are computed from operations, bytes and a cost ratio, which stands for a machine.
+  They are not measured.
+- These trials do not compare the treatments of the optimizer's state at the delink, the trigger
+  `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) do."""
+_RATES = """The table has the validation losses of the trainings that choose the peak learning rate of an arm. They
+have a seed and a text of their own. First, trainings with half of the full budget compare several rates. Then
+trainings with the full budget compare the best of these rates with lower ones. The loss of the chosen rate is bold.
+An arm that is not listed takes the rate of another arm."""
+_REMEDIES = """The literature names changes of the transition and of the first phase that may help. The table has them
+in the order of the plan, with three seeds each:
+
+- *Rates of each phase*: the first phase has the peak learning rate of the arm that shares throughout. The second phase
+  has the peak rate of unshared training, and its rate rises from zero again.
+- *Noise*: each copy but the first gets a tenth of freshly drawn weights (`delink.noise: "0.1"`).
+- *Measured* and *Reset* are values of `delink.optimizerState`, which says which optimizer moments the copies get.
+- *Middle half shared*: the layers of the middle half share one block, and each other layer has its own.
+- *All but norms shared*, *blocks but routers and norms*: layers share a block, except for its norms and routers.
+
+Jobs cannot share as in the last two items. A plain loop trains these arms (`benchmarks/method/plain.py`)."""
+_MEMORY = """A loss is the mean over the seeds of its arm. Arms have different numbers of seeds, so compare arms by
+their differences only. A difference is the loss of an arm minus the loss of unshared training with the same seed, as
+the mean over these pairs. A share is relative to unshared training, and counts the layers alone. The state of a layer
+is its float32 master weights and two moments. Memory is the growth of the process in the last stage of an arm. The
+first stage of a delinked arm takes as much memory as the arm that shares throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -129,7 +137,10 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
                 " and that no interval of a speed-up shows."
             )
     devices = joined(sorted({"a CPU" if r.device == "cpu" else r.device for r in results})) or "a CPU"
-    yield f"- One text, one vocabulary, and one shape of model for each study; {scale.precision} on {devices}."
+    yield (
+        f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. There is one shape"
+        " of model without experts, and one with experts."
+    )
     yield _SETTING
     if failed := diverged(results):
         yield f"- Diverged, and left out: {_runs(failed)}."

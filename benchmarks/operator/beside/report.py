@@ -109,8 +109,9 @@ processors.
 | processor time of the operator, ms | 61, 65 | 51, 54 | 15, 14 |
 | processor time of the servers, ms | 259, 258 | 248, 243 | 93, 87 |
 
-After the change, a job takes 7 % less processor time in total. This is still 2.8 to 2.9 times as much as a job of the
-training operator takes, so the aim for jobs a second is not reached. The largest part of the time goes into the four
+After the change, a job takes 7 % less processor time in total. Even so, a job of pseudoreal takes 2.8 to 2.9 times as
+much processor time as a job of the training operator. Processors are the limit, so the aim for jobs a second is still
+not reached. The largest part of the time goes into the four
 writes of the status. Jobs a second cannot be compared in these rounds, because other programs left each run a different
 share of the machine."""
 

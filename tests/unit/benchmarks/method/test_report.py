@@ -92,7 +92,7 @@ class TestAnswers:
 
     def test_without_a_delinked_arm_seconds_are_open(self) -> None:
         text = document([one for one in results(3) if one.role == "tuning" or "delinked" not in one.arm], MARKS)
-        assert "- In seconds: **open: no delinked arm and unshared training have a seed in common yet**." in text
+        assert "- **In seconds**: **open: no delinked arm and unshared training have a seed in common yet**." in text
 
     def test_answers_are_provisional_while_seeds_are_missing(self) -> None:
         """The plan has 5 seeds of primary arms and 3 of the others at the size that has all arms."""
