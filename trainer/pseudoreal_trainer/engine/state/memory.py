@@ -203,14 +203,16 @@ class MemoryState(State):
         return kept
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
-        if self._is_speculative and scale == 1.0:
-            begin = self.shard.begin
-            self._restore([slice(max(0, one.start - begin), max(0, one.stop - begin)) for one in idle])
-            self._is_speculative = False
-        else:
-            self._undo()
-            self._update(spec, rate, scale, without(self.shard.ranges, idle, self.shard.begin))
-        self.drop_gradient()
+        begin = self.shard.begin
+        try:
+            if self._is_speculative and scale == 1.0:
+                self._restore([slice(max(0, one.start - begin), max(0, one.stop - begin)) for one in idle])
+                self._is_speculative = False
+            else:
+                self._undo()
+                self._update(spec, rate, scale, without(self.shard.ranges, idle, begin))
+        finally:
+            self.drop_gradient()
 
     def speculate(self, spec: OptimizerSpec, rate: float) -> None:
         assert self._saved is not None, "the plan speculates only on units whose state is saved"
