@@ -227,6 +227,16 @@ class UpdateTerms:
     """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
 
+@dataclass
+class OpenStep:
+    """A step until its agreement. The reduction thread writes it; the update thread reads it after a reduction of the
+    step. The value decides when an update happens, and never its result, so it may differ between ranks."""
+
+    may_speculate: bool
+    """Whether updates may start: the ranks have not agreed on this step, and did not clip the step before. Steps that
+    are clipped come in runs, at the start of a training above all."""
+
+
 class ReductionThread:
     """The reduction thread: waits for sums of gradients, keeps the results, and agrees with the other ranks."""
 
@@ -249,6 +259,11 @@ class ReductionThread:
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
+        self.step = OpenStep(may_speculate=False)
+        """The newest step that the main thread has begun. Main thread only; the object is shared with other
+        threads."""
+        self._open = self.step
+        """The step that is being reduced."""
         self._is_clipped = True
         """Whether the newest agreement changed the gradient, or stopped the updates; True before the first one."""
         self._skipped: set[int] = set()
@@ -260,7 +275,8 @@ class ReductionThread:
 
     def begin_step(self, step: int) -> None:
         """Start training step `step`, counted from the job's start; error messages name it."""
-        self._thread.submit(lambda: self._begin_step(step))
+        self.step = opened = OpenStep(may_speculate=False)
+        self._thread.submit(lambda: self._begin_step(step, opened))
 
     def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> Future[None]:
         """Enqueue a task that waits for the sum of a unit's gradient and keeps the result. The future completes once
@@ -288,23 +304,12 @@ class ReductionThread:
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))
 
-    # Called by the update thread.
-
-    @property
-    def speculates(self) -> bool:
-        """Whether an update may start before the agreement: the ranks have not agreed on this step, and did not clip
-        the step before. Steps that are clipped come in runs, at the start of a training above all.
-
-        Read this after a reduction of the step. The value decides when an update happens, and never its result, so it
-        may differ between ranks.
-        """
-        return self._agreement is None and not self._is_clipped
-
     def close(self) -> None:
         self._thread.close()
 
-    def _begin_step(self, step: int) -> None:
-        self._step, self._agreement = step, None
+    def _begin_step(self, step: int, opened: OpenStep) -> None:
+        self._step, self._agreement, self._open = step, None, opened
+        opened.may_speculate = not self._is_clipped
         self._squares.clear()
         self._skipped.clear()
 
@@ -381,6 +386,7 @@ class ReductionThread:
             self._choices = choices_of(tokens, len(statistics))
             load = ExpertLoad.of(tokens, layers=len(statistics)) if agreement.trains else None
             self._is_clipped = not agreement.trains or self._factor_for(agreement.norm) < 1
+            self._open.may_speculate = False
             self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
@@ -511,14 +517,17 @@ class UpdateThread:
     def speculate(self, record: Speculate, rate: float, reduced: Future[None]) -> None:
         """Enqueue an update of the unit before its clip factor is known; `update` follows. `reduced`: the unit's
         reduction in this step."""
-        capture = self._captures.get(record.unit)
-        self._thread.submit(lambda: self._speculate(record, rate, reduced, capture))
+        capture, step = self._captures.get(record.unit), self._reductions.step
+        self._thread.submit(lambda: self._speculate(record, rate, reduced, capture, step))
 
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the order of the reduction thread's queue is the order of its collectives.
-        capture, terms = self._captures.pop(record.unit, None), self._reductions.request_terms(record)
+        terms, capture = self._reductions.request_terms(record), self._captures.get(record.unit)
+        # Kept until it is done: a skipped update does not wait for the capture, so a later update has to.
+        if capture is not None and capture.done():
+            del self._captures[record.unit]
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest_updates.append(updated)
         self._store.updates.replace(record.unit, updated)
@@ -531,13 +540,14 @@ class UpdateThread:
     def close(self) -> None:
         self._thread.close()
 
-    def _speculate(self, record: Speculate, rate: float, reduced: Future[None], capture: Future[None] | None) -> None:
+    def _speculate(
+        self, record: Speculate, rate: float, reduced: Future[None], capture: Future[None] | None, step: OpenStep
+    ) -> None:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             reduced.result()
-        if not self._reductions.speculates:
+        # Captures follow the order of updates, not of reductions: a wait here would hold up the updates of other units.
+        if not step.may_speculate or (capture is not None and not capture.done()):
             return
-        if capture is not None:
-            self._wait_for_capture(capture, record)
         with self._trace.span("speculate", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].speculate(self._spec, rate)
 
@@ -557,7 +567,7 @@ class UpdateThread:
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._streams.record_event()
 
-    def _wait_for_capture(self, capture: Future[None], record: Speculate | Update) -> None:
+    def _wait_for_capture(self, capture: Future[None], record: Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()

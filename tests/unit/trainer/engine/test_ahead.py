@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pseudoreal_trainer.engine.gradients import ReductionThread
 from pseudoreal_trainer.engine.passes import Passes, PlanRun, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.records import Forward
@@ -54,3 +55,22 @@ def test_passes_of_a_present_unit_do_not_wait_for_the_update_of_the_next_unit(
 
 def _train_step(engine: Any, case: Case, step: int) -> None:
     engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
+
+
+def test_an_update_after_a_skipped_one_waits_for_the_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skipped update leaves the state as it is, and does not wait; the next update would change what is captured."""
+    case = Case(homes="h", clipping="Global")
+    engine, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), Future[None]()
+    engine._executor.updates.wait_for_captures({HELD: gate})
+    with monkeypatch.context() as skipping:
+        skipping.setattr(ReductionThread, "_update_terms", lambda *_: None)
+        _train_step(engine, case, 0)
+        engine.state.wait_for_updates()
+    _train_step(engine, case, 1)
+    updates = engine.state._store.updates
+    updates.of(HELD - 1).result(SECONDS)
+    with pytest.raises(TimeoutError):
+        updates.of(HELD).result(0.5)
+    gate.set_result(None)
+    updates.of(HELD).result(SECONDS)
+    engine.close()

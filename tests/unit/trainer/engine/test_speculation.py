@@ -62,7 +62,15 @@ class _Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> _Log:
     """Speculate whenever the step before was not clipped, and count."""
-    monkeypatch.setattr(ReductionThread, "speculates", property(lambda self: not self._is_clipped))
+    agree = ReductionThread._agree
+
+    def stay_open(self: ReductionThread, *arguments: Any) -> Any:
+        was_open = self._open.may_speculate
+        agreed = agree(self, *arguments)
+        self._open.may_speculate = was_open
+        return agreed
+
+    monkeypatch.setattr(ReductionThread, "_agree", stay_open)
     found = _Log()
     speculate, undo, restore = MemoryState.speculate, MemoryState._undo, MemoryState._restore
 

@@ -150,7 +150,8 @@ class MemoryState(State):
             "first_moment": first,
             "second_moment": second,
         }
-        self._saved = [torch.empty_like(vector) for vector in self._kinds.values()] if vectors.saves else None
+        # Written once: otherwise a host with too little memory would end the pod at the first speculative update.
+        self._saved = [torch.empty_like(vector).zero_() for vector in self._kinds.values()] if vectors.saves else None
         """Weights and moments before a speculative update, each [length]; None: updates are never speculative."""
         self._is_speculative = False
         """Whether the state is the result of a speculative update."""

@@ -97,7 +97,7 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
     assert shared == pytest.approx(1.5 * compute, rel=0.02)
 
 
-def test_speculative_updates_overlap_the_backward_pass_and_are_never_slower() -> None:
+def test_speculative_updates_overlap_the_backward_pass() -> None:
     """A backward pass with recomputation is three quarters of the passes. Updates of half the time of all passes take
     1.4 times as long if they are speculative, so the backward pass hides all but two: the first layer's, which starts
     when the last gradient is reduced, and the embedding's behind it. Updates that wait for the norm hold up the
