@@ -501,7 +501,7 @@ class UpdateThread:
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
         self._newest_updates: deque[Future[Event]] = deque(maxlen=PENDING_GRADIENTS)
         self._captures: dict[int, Future[None]] = {}
-        """Unit -> capture that must be done before the unit's next update."""
+        """Unit -> its newest capture, which must be done before the unit's next update."""
         self.capture_wait_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
@@ -524,10 +524,8 @@ class UpdateThread:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the order of the reduction thread's queue is the order of its collectives.
+        # The capture stays: a skipped update does not wait for the capture, so a later update has to.
         terms, capture = self._reductions.request_terms(record), self._captures.get(record.unit)
-        # Kept until it is done: a skipped update does not wait for the capture, so a later update has to.
-        if capture is not None and capture.done():
-            del self._captures[record.unit]
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest_updates.append(updated)
         self._store.updates.replace(record.unit, updated)
