@@ -12,16 +12,16 @@ Reduce(u)
                              record |g|^2 of this rank's part
                              wait for `after` <-------------------  an older update frees its memory
                              copy g to u's home, free the buffer
-(Speculate(u)) ---------------------------------------------------> wait for Reduce(u), save u, AdamW(u)
+(Speculate(u)) ---------------------------------------------------> wait for Reduce(u), copy u, AdamW(u)
 Agree -------------------->  all-reduce loss, flags, |g|^2
 Update(u) ---------------->  clip factor of u, or skip u -------->  wait for a capture of u
 next Fetch(u) <---------------------------------------------------  AdamW(u), or drop g; record event
 end of the step <----------  all-reduce skipped units, expert load
 
 With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u: no update before the norm is known.
-A speculative update starts all the same, as if nothing were clipped; Update(u) then keeps its result, or restores u
-and updates it again. Speculate(u) does nothing if the ranks have agreed in the meantime: Update(u) is in better order,
-the order in which the next step needs the units.
+If updates are speculative, Speculate(u) updates u before the norm is known, as if nothing were clipped; Update(u)
+keeps the result, or restores u and updates it again. Speculate(u) does nothing if u is being captured, or once the
+ranks have agreed: Updates follow in the order in which the next step needs the units, and Speculates in another one.
 Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
 take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
 be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
@@ -34,7 +34,8 @@ has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `in
 ranks launch its collectives in one order.
 
 Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use. It
-delivered the terms of that update earlier, because its queue is FIFO.
+delivered the terms of that update earlier, because its queue is FIFO. Speculate(u) waits for Reduce(u) alone, whose
+`after` is an update of the step before, earlier in the queue of the update thread.
 
 Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks that hold a part of it.
 """
@@ -229,8 +230,8 @@ class UpdateTerms:
 
 @dataclass
 class OpenStep:
-    """A step until its agreement. The reduction thread writes it; the update thread reads it after a reduction of the
-    step. The value decides when an update happens, and never its result, so it may differ between ranks."""
+    """A step that is being reduced. The reduction thread changes the object; the update thread reads it after a
+    reduction of the step. Ranks may read different values: only the time of an update depends on them."""
 
     may_speculate: bool
     """Whether updates may start: the ranks have not agreed on this step, and did not clip the step before. Steps that
@@ -264,8 +265,9 @@ class ReductionThread:
         threads."""
         self._open = self.step
         """The step that is being reduced."""
-        self._is_clipped = True
-        """Whether the newest agreement changed the gradient, or stopped the updates; True before the first one."""
+        self._waits_for_norm = True
+        """Whether the updates of the next step wait for its norm: the newest agreement clipped the gradient or stopped
+        the updates, or there was none yet."""
         self._skipped: set[int] = set()
         self._choices: list[list[float]] = []
         """[layers with experts][experts]: number of the step's tokens that chose the expert. Counted by `Agree` with
@@ -309,7 +311,7 @@ class ReductionThread:
 
     def _begin_step(self, step: int, opened: OpenStep) -> None:
         self._step, self._agreement, self._open = step, None, opened
-        opened.may_speculate = not self._is_clipped
+        opened.may_speculate = not self._waits_for_norm
         self._squares.clear()
         self._skipped.clear()
 
@@ -385,7 +387,7 @@ class ReductionThread:
             skipped = () if agreement.trains else tuple(range(self._layout.units))
             self._choices = choices_of(tokens, len(statistics))
             load = ExpertLoad.of(tokens, layers=len(statistics)) if agreement.trains else None
-            self._is_clipped = not agreement.trains or self._factor_for(agreement.norm) < 1
+            self._waits_for_norm = not agreement.trains or self._factor_for(agreement.norm) < 1
             self._open.may_speculate = False
             self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement

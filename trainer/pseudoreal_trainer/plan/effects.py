@@ -97,7 +97,8 @@ class Resource(StrEnum):
     EXPERTS = "exchange"
     MESSAGES = "message"
     UPDATE = "update"
-    """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order."""
+    """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order; only
+    the reduction thread if updates may be speculative."""
     OPTIMIZER = "optimizer"
     """The update thread alone, if updates may be speculative."""
 
@@ -168,7 +169,7 @@ def effects_of(layout: Layout, record: Record) -> Effects:
             return Effects((Resource.UPDATE,), partners=tuple(range(layout.pipeline)))
         case Speculate(unit):
             return Effects((Resource.OPTIMIZER,), after=(Reduce(unit),))
-        case Update(unit) if layout.speculates and layout.keeps_gradients:
+        case Update(unit) if layout.has_speculation:
             early = (Speculate(unit),) if layout.is_speculative(unit) else ()
             return Effects((Resource.OPTIMIZER,), after=(Agree(), *early))
         case Update():

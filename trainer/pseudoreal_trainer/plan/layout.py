@@ -345,10 +345,15 @@ class Layout:
     def is_speculative(self, unit: int) -> bool:
         """Return whether the unit's update may start before the norm is known.
 
-        Only on the host: on a device, passes need the memory bandwidth that an early update would use; on a disk, an
-        early update that is undone would write the state once more.
+        Only a unit in host memory may: on a device, an early update would take memory bandwidth from the passes; on a
+        disk, an undone update would write the state twice.
         """
-        return self.speculates and self.keeps_gradients and self.home(unit) == "Host"
+        return self.has_speculation and self.home(unit) == "Host"
+
+    @property
+    def has_speculation(self) -> bool:
+        """Whether updates may start before the norm is known, if their units are in host memory."""
+        return self.speculates and self.keeps_gradients
 
     @property
     def common_layer_units(self) -> int:

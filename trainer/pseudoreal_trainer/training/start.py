@@ -178,8 +178,8 @@ def open_engine(
 
 
 def use_deterministic_kernels() -> None:
-    """Let torch use only kernels whose results are the same in each run. A kernel without such a variant raises
-    RuntimeError with its name. Holds for the whole process; on a CPU, all kernels in use are deterministic anyway."""
+    """Let this process use only deterministic kernels, which give the same result in each run. An operation without
+    such a kernel raises RuntimeError with its name. On a CPU this changes nothing."""
     torch.use_deterministic_algorithms(True)
     # No kernel reads memory before it is written: torch's fill of new tensors would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

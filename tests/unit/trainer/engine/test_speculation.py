@@ -4,20 +4,26 @@ Whether an update has started when the ranks agree depends on the threads' times
 unit, even after the agreement; tests with several ranks leave it to the threads.
 """
 
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradients import ReductionThread
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
 
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
-from tests.unit.trainer.engine.support.running import Result, run_case, sound, want
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, run_case, want
 from tests.unit.trainer.engine.test_idle_experts import MANY
 
+CPU = torch.device("cpu")
+SECONDS = 300
 NEVER = "100"
 MIXED = {("", "float64"): "1.3", ("", "bfloat16"): "1.3", (MANY, "float64"): "1.1", (MANY, "bfloat16"): "1.05"}
 MIXED[EIGHT_IN_BALANCE, "bfloat16"] = "1.2"
@@ -121,10 +127,73 @@ def test_speculative_updates_of_several_ranks_end_with_the_same_bits(
     case: Case, is_mixed: bool, engine_results: dict[Case, list[Result]]
 ) -> None:
     norm = MIXED[case.drawn, case.precision] if is_mixed else NEVER
-    _assert_same_bits(sound(engine_results, _speculating(case, norm)), sound(engine_results, _waiting(case, norm)))
+    found, expected = (engine_results[of(case, norm)] for of in (_speculating, _waiting))
+    for rank, waiting in zip(found, expected, strict=True):
+        _assert_same_bits(rank, waiting)
 
 
-def test_the_state_before_an_update_is_saved_for_units_in_host_memory_alone() -> None:
+def _unclipped_steps(engine: Engine, case: Case, steps: int) -> None:
+    """Train steps one after the other, without waiting for their updates in between."""
+    for step in range(steps):
+        engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
+
+
+def test_updates_that_are_late_for_the_agreement_do_not_speculate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first speculation of the second step lasts until all ranks have agreed on the step, and the third step has
+    begun. What is left then has a better order as updates."""
+    case = _speculating(Case(homes="h"), NEVER)
+    engine, calls, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), list[MemoryState](), threading.Event()
+    speculate = MemoryState.speculate
+
+    def hold(self: MemoryState, *arguments: Any) -> None:
+        calls.append(self)
+        assert gate.wait(SECONDS)
+        speculate(self, *arguments)
+
+    monkeypatch.setattr(MemoryState, "speculate", hold)
+    _unclipped_steps(engine, case, 2)
+    engine._executor._reductions.begin_step(2)
+    engine._executor._reductions._thread.submit(lambda: None).result(SECONDS)
+    gate.set()
+    engine.state.wait_for_updates()
+    engine.close()
+    assert len(calls) == 1
+
+
+def test_no_update_speculates_before_the_first_norm_is_known_or_after_a_clipped_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[MemoryState] = []
+    monkeypatch.setattr(MemoryState, "speculate", lambda self, *_: calls.append(self))
+    for case, steps in ((_speculating(Case(homes="h"), NEVER), 1), (_speculating(Case(homes="h"), "1e-6"), 3)):
+        engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+        _unclipped_steps(engine, case, steps)
+        engine.state.wait_for_updates()
+        engine.close()
+    assert not calls
+
+
+def test_a_unit_that_is_captured_does_not_speculate_and_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _speculating(Case(homes="h"), NEVER)
+    engine, calls, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), list[MemoryState](), Future[None]()
+    monkeypatch.setattr(MemoryState, "speculate", lambda self, *_: calls.append(self))
+    captured = case.layout.units - 2
+    _unclipped_steps(engine, case, 1)
+    engine._executor.updates.wait_for_captures({captured: gate})
+    engine.train(CaseBatch(case, 1, 0, CPU), Training(96, RATE, stop=False), 1)
+    updates, states = engine.state._store.updates, engine.state._store.states
+    updates.of(0).result(SECONDS)
+    assert states[captured] not in calls
+    gate.set_result(None)
+    engine.state.wait_for_updates()
+    engine.close()
+
+
+def test_the_state_before_an_update_is_kept_for_units_in_host_memory_alone() -> None:
     case = Case(homes="hdD")
     layout = _speculating(case, NEVER).layout
     speculative = [unit for unit in range(layout.units) if layout.is_speculative(unit)]

@@ -25,8 +25,8 @@ from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
-Purpose = Literal["weights", "moments", "gradients", "saved"]
-"""Purpose of memory. Weights are counted in both dtypes; saved: weights and moments before a speculative update."""
+Purpose = Literal["weights", "moments", "gradients", "previous"]
+"""Purpose of memory. Weights are counted in both dtypes; previous: weights and moments before a speculative update."""
 
 PIECE = PIECE_ELEMENTS
 """Number of elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one
@@ -103,9 +103,9 @@ class State(ABC):
         unit's flat vector that stay unchanged, in order."""
 
     def speculate(self, spec: OptimizerSpec, rate: float) -> None:
-        """Save the state and update it with the kept gradient, unclipped. `update` with the same rate, or
+        """Copy the state, and update it with the kept gradient, unclipped. `update` with the same rate, or
         `drop_gradient`, follows. Only states on the host implement it."""
-        raise NotImplementedError(f"{type(self).__name__} saves no state")
+        raise NotImplementedError(f"{type(self).__name__} keeps no copy of its state")
 
     def read_ahead(self, after: Future[Any]) -> None:
         """Start to read the compute weights once `after` is done. Only states on disk implement it."""
@@ -131,8 +131,8 @@ class Vectors:
     """Number of shards in the resident working copy, if `compute_weights` is one of these shards; else 1."""
     gradient_parts: int = 1
     """Number of shards in the resident whole gradient, if `gradient` is one of these shards; else 1."""
-    saves: bool = False
-    """Whether there is memory for the state before a speculative update."""
+    keeps_previous: bool = False
+    """Whether there is memory for weights and moments before a speculative update."""
 
 
 class MemoryState(State):
@@ -151,7 +151,9 @@ class MemoryState(State):
             "second_moment": second,
         }
         # Written once: otherwise a host with too little memory would end the pod at the first speculative update.
-        self._saved = [torch.empty_like(vector).zero_() for vector in self._kinds.values()] if vectors.saves else None
+        self._previous = (
+            [torch.empty_like(vector).zero_() for vector in self._kinds.values()] if vectors.keeps_previous else None
+        )
         """Weights and moments before a speculative update, each [length]; None: updates are never speculative."""
         self._is_speculative = False
         """Whether the state is the result of a speculative update."""
@@ -199,8 +201,8 @@ class MemoryState(State):
             "moments": first.nbytes + second.nbytes,
             "gradients": gradient * vectors.gradient_parts,
         }
-        if self._saved is not None:
-            kept["saved"] = sum(vector.nbytes for vector in self._saved)
+        if self._previous is not None:
+            kept["previous"] = sum(vector.nbytes for vector in self._previous)
         return kept
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
@@ -216,8 +218,8 @@ class MemoryState(State):
             self.drop_gradient()
 
     def speculate(self, spec: OptimizerSpec, rate: float) -> None:
-        assert self._saved is not None, "the plan speculates only on units whose state is saved"
-        self._update(spec, rate, 1.0, self.shard.ranges, self._saved)
+        assert self._previous is not None, "the plan speculates only on units with memory for a copy of the state"
+        self._update(spec, rate, 1.0, self.shard.ranges, self._previous)
         self._is_speculative = True
 
     def _update(
@@ -226,10 +228,10 @@ class MemoryState(State):
         rate: float,
         scale: float,
         ranges: tuple[UpdateRange, ...],
-        saved: Sequence[Tensor] | None = None,
+        previous: Sequence[Tensor] | None = None,
     ) -> None:
         weights, first, second = self._kinds.values()
-        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges, saved)
+        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges, previous)
         self._adamw.update(spec, slices, self.steps, rate, scale)
         self.steps += 1
 
@@ -241,10 +243,10 @@ class MemoryState(State):
             self._is_speculative = False
 
     def _restore(self, parts: Sequence[slice]) -> None:
-        assert self._saved is not None, "a speculative update saves the state"
+        assert self._previous is not None, "a speculative update copies the state"
         for part in parts:
-            for vector, saved in zip(self._kinds.values(), self._saved, strict=True):
-                vector[part].copy_(saved[part])
+            for vector, previous in zip(self._kinds.values(), self._previous, strict=True):
+                vector[part].copy_(previous[part])
             if self._own_copy is not None:
                 self._own_copy[part].copy_(self._kinds["weights"][part])
 
@@ -269,14 +271,16 @@ class Slices:
     because one thread writes here while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
     """Update ranges. They cover all elements except padding after a balancing bias."""
-    saved: Sequence[Tensor] | None = None
-    """Memory for weights, first and second moment before the update; None: they are not saved."""
+    previous: Sequence[Tensor] | None = None
+    """Memory for weights, first and second moment before the update; None: they are not kept."""
 
-    def save(self, part: slice) -> None:
-        """Save weights and moments of a part, if there is memory for them."""
-        if self.saved is not None:
-            for saved, vector in zip(self.saved, (self.weights, self.first_moment, self.second_moment), strict=True):
-                saved[part].copy_(vector[part])
+    def keep_previous(self, part: slice) -> None:
+        """Copy weights and moments of a part, if there is memory for them."""
+        if self.previous is not None:
+            for previous, vector in zip(
+                self.previous, (self.weights, self.first_moment, self.second_moment), strict=True
+            ):
+                previous[part].copy_(vector[part])
 
 
 @dataclass(frozen=True)
@@ -330,7 +334,7 @@ class AdamW:
         """
         slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
-        is_one_kernel = scale == 1.0 and slices.compute is None and slices.saved is None
+        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None
         if slices.weights.device.type == "cpu" and not is_one_kernel:
             self._in_pieces(kernel, slices)
         else:
@@ -354,7 +358,7 @@ class AdamW:
                 piece = pieces.popleft()
             except IndexError:
                 return  # another thread took the last one
-            slices.save(piece.elements)
+            slices.keep_previous(piece.elements)
             kernel(slices, self._scaled(slices.gradient[piece.elements], kernel.scale, worker), piece)
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
@@ -374,7 +378,7 @@ def _balanced(slices: Slices) -> Slices:
     """Add the change of a balancing bias, unclipped. Return the slices with all other ranges, for AdamW."""
     for one in slices.ranges:
         if one.is_balancing:
-            slices.save(one.elements)
+            slices.keep_previous(one.elements)
             slices.weights[one.elements].add_(slices.gradient[one.elements])
             if slices.compute is not None:
                 slices.compute[one.elements].copy_(slices.weights[one.elements])
@@ -384,6 +388,7 @@ def _balanced(slices: Slices) -> Slices:
 def _whole(kernel: _Kernel, slices: Slices) -> None:
     """Run each kernel over all elements before the next kernel. Used on a device, where memory is fast and launches are
     slow, and on the host if only one kernel is needed."""
+    assert slices.previous is None, "only units in host memory speculate"
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
     for part in slices.ranges:

@@ -189,7 +189,7 @@ class UnitStore:
         weights = self.arena.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
         gradient = self.arena.vector("gradient", unit, self._master) if self._layout.keeps_gradients else None
-        return Vectors(masters, weights, gradient, saves=self._layout.is_speculative(unit))
+        return Vectors(masters, weights, gradient, keeps_previous=self._layout.is_speculative(unit))
 
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. If the working copy or the gradient is resident and

@@ -19,8 +19,8 @@ class Task:
     needs_core: bool
     record: Record | None = None
     """The plan's record executed by the task."""
-    pointless_after: int | None = None
-    """Index of a task: once that task has ended, this one takes no time."""
+    dropped_after: int | None = None
+    """Index of the task that drops this one: if this one starts after the end of that task, it takes no time."""
     done_by: int | None = None
     """Index of an earlier task that may do the work of this one: if that task has taken time, this one takes none."""
 
@@ -69,7 +69,7 @@ class _Simulation:
             index = ready.pop()
             task = self._tasks[index]
             self._begin[index] = self._now
-            self._has_worked[index] = task.seconds > 0 and not self._is_needless(task)
+            self._has_worked[index] = task.seconds > 0 and not self._is_dropped(task)
             if not self._has_worked[index]:
                 ready.extend(self._ended(index))
             elif task.needs_core and self._cores is not None:
@@ -77,9 +77,9 @@ class _Simulation:
             else:
                 heapq.heappush(self._alone, (self._now + task.seconds, index))
 
-    def _is_needless(self, task: Task) -> bool:
-        is_too_late = task.pointless_after is not None and self._end[task.pointless_after] >= 0
-        return is_too_late or (task.done_by is not None and self._has_worked[task.done_by])
+    def _is_dropped(self, task: Task) -> bool:
+        is_late = task.dropped_after is not None and self._end[task.dropped_after] >= 0
+        return is_late or (task.done_by is not None and self._has_worked[task.done_by])
 
     def _next_to_end(self) -> list[int]:
         """Advance to the next end of a task; return the tasks that can start now."""

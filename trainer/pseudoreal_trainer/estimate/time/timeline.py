@@ -67,10 +67,10 @@ class _Builder:
         """Tasks under construction: (stream, seconds, indices of the tasks that must end first, record)."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
-        self._pointless_after: dict[int, int] = {}
-        """Task -> task after whose end the first one takes no time."""
+        self._dropped_after: dict[int, int] = {}
+        """Speculative update -> agreement of its step."""
         self._done_by: dict[int, int] = {}
-        """Task -> earlier task that may do the work of the first one."""
+        """Update -> speculative update of the same unit in the same step."""
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -92,9 +92,9 @@ class _Builder:
     def name(self, name: Hashable, index: int) -> None:
         self._named[name] = index
 
-    def speculate(self, early: int, agreement: int) -> None:
-        """Start `early`, an update before the agreement, only if the agreement has not ended."""
-        self._pointless_after[early] = agreement
+    def drop_after(self, early: int, agreement: int) -> None:
+        """Drop the speculative update `early` if it has not started when the agreement ends."""
+        self._dropped_after[early] = agreement
 
     def complete(self, update: int, early: int) -> None:
         """Let `update` take no time if `early` has updated the unit."""
@@ -110,7 +110,7 @@ class _Builder:
                 tuple(follows),
                 needs_core=stream[1] != Resource.DISK,
                 record=record,
-                pointless_after=self._pointless_after.get(index),
+                dropped_after=self._dropped_after.get(index),
                 done_by=self._done_by.get(index),
             )
             for index, (stream, seconds, follows, record) in enumerate(self._drafts)
@@ -176,7 +176,7 @@ class _Rank:
                 last = self._joint_task(record, Resource.UPDATE, effects, arrived)
                 self._to_finish.append(last)
                 for early in self._speculated.values():
-                    self._builder.speculate(early, last)
+                    self._builder.drop_after(early, last)
             case _:
                 last = self._in_turn(record, effects, ready, awaits)
         if isinstance(record, Count):

@@ -86,11 +86,11 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
     # by all units.
     gradient = f * shard if layout.keeps_gradients else 0
-    saved = masters_and_moments if layout.is_speculative(unit) else 0
+    previous = masters_and_moments if layout.is_speculative(unit) else 0
     gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
     match layout.home(unit):
         case "Host":
-            return Tiers(device=gathered, host=masters_and_moments + copy + gradient + saved)
+            return Tiers(device=gathered, host=masters_and_moments + copy + gradient + previous)
         case "Disk":
             return Tiers(device=gathered, disk=masters_and_moments + copy + gradient)
         case "Device" if layout.moves(unit):

@@ -98,11 +98,13 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
 
 
 def test_speculative_updates_overlap_the_backward_pass() -> None:
-    """A backward pass with recomputation is three quarters of the passes. Updates of half the time of all passes take
-    1.4 times as long if they are speculative, so the backward pass hides all but two: the first layer's, which starts
-    when the last gradient is reduced, and the embedding's behind it. Updates that wait for the norm hold up the
-    forward pass, which has one quarter. Slower updates are cut off by the agreement, and the rest does not
-    speculate."""
+    """With recomputation, the backward pass is three quarters of the passes.
+
+    First, all updates take half as long as all passes, and 1.4 times that if they are speculative. The backward pass
+    hides speculative updates, except those of the first layer and of the embedding, whose gradients are reduced last.
+    Updates that wait for the norm delay the forward pass. Then updates take twice as long as the passes: the agreement
+    comes before all of them have speculated, and the others run as usual.
+    """
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     speculative = replace(layout, speculates=True)
     compute = L * N * 4

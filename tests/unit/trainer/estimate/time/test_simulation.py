@@ -44,7 +44,7 @@ def test_tasks_without_length_pass_on_at_once() -> None:
 def test_task_that_starts_too_late_is_left_to_another(agreed_after: float, ends: list[float]) -> None:
     """Tasks: one that occupies the stream for 2; an agreement; an early update of 4 behind the first task; an update of
     5 that takes no time if the early one has worked."""
-    early = replace(task("updates", 4), pointless_after=1)
+    early = replace(task("updates", 4), dropped_after=1)
     update = replace(task("updates", 5, 1), done_by=2)
     spans = simulate([task("updates", 2), task("agreement", agreed_after), early, update], cores=None)
     assert [span.end for span in spans] == ends
