@@ -136,12 +136,11 @@ def _seconds_to_a_step(job: Job, disturb: Callable[[], None]) -> float:
     disturb()
 
     def is_made_anew() -> bool:
-        # New ranks begin behind the last checkpoint, and make steps again; and ranks count the seconds of their own
-        # steps, so that a line that was under way at the kill has more of both. All lines are looked at: between two
-        # looks the new ranks may have computed for longer than those before.
-        last = json.loads(before[-1])
+        # Only in the first step of a process is the mean time of its steps the time of all its steps. Neither a
+        # smaller step nor fewer seconds would do: new ranks can continue behind the last line, where the old ones had
+        # saved at the signal, and on a slow machine their first step takes longer than all steps of the old ones.
         lines = [json.loads(line) for line in _lines(job) if line not in before]
-        return any(line["step"] <= last["step"] or line["seconds"] < last["seconds"] for line in lines)
+        return any(line["step_seconds"] == line["seconds"] for line in lines)
 
     patience.wait_for("a step of other ranks", is_made_anew, job.status, PATIENCE_SECONDS, pause=0.05)
     return round(time.monotonic() - killed, 1)
