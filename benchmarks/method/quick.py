@@ -40,7 +40,8 @@ def main(scratch: Path) -> None:
         Trials(lambda _: planned(registered), place, place.scratch / "quick.csv", commit(), at_a_time=2)
     )
     rates = {one.run.arm.name: one.run.rate for one in planned(registered)}
-    here, before = losses_of(results, "quick", rates), losses_of(registered, "compared", rates)
+    here = losses_of(results, "quick", rates)
+    before = losses_of(registered, "compared", rates, preferred=QUICK.sizes["dense"][0].width)
     progress.console.print(_table(here, before, rates))
     progress.say(verdict(here, before))
 
@@ -62,15 +63,18 @@ class Losses:
     """Arm -> mean loss at the full budget, ascending."""
 
 
-def losses_of(results: Sequence[Result], role: Role, rates: Mapping[str, float]) -> Losses | None:
-    """Return the losses of dense arms at the full budget, at the width with the most of the arms; None if no width has
-    two of them."""
+def losses_of(
+    results: Sequence[Result], role: Role, rates: Mapping[str, float], preferred: int | None = None
+) -> Losses | None:
+    """Return the losses of dense arms at the full budget and at these peak rates, at the preferred width if it has two
+    of the arms, or else at the width with the most of them; None if no width has two."""
     widths: dict[int, dict[str, list[float]]] = {}
     for r in results:
-        if (r.study, r.role, r.budget) == ("dense", role, 1.0) and r.arm in rates and r.loss == r.loss:
+        if (r.study, r.role, r.budget) == ("dense", role, 1.0) and rates.get(r.arm) == r.rate and r.loss == r.loss:
             widths.setdefault(r.width, {}).setdefault(r.arm, []).append(r.loss)
-    width = max(widths, key=lambda width: (len(widths[width]), -width), default=None)
-    if width is None or len(widths[width]) < 2:
+    usable = {width: arms for width, arms in widths.items() if len(arms) > 1}
+    width = max(usable, key=lambda width: (width == preferred, len(usable[width]), -width), default=None)
+    if width is None:
         return None
     means = {arm: mean(losses) for arm, losses in widths[width].items()}
     seeds = max(map(len, widths[width].values()))

@@ -43,14 +43,28 @@ def test_the_trials_fit_ten_minutes() -> None:
     assert 60 + seconds < 480
 
 
-def test_losses_are_means_at_the_full_budget_of_the_width_with_most_arms() -> None:
+def test_losses_are_means_at_the_full_budget_and_the_chosen_rates_of_the_width_with_most_arms() -> None:
+    rates = dict.fromkeys(_RATES, 8e-3)
     rows = [
         *(_row("unshared", 2.0, seed=0), _row("unshared", 4.0, seed=1), _row("delinked at 30 %", 2.5)),
         *(_row("unshared", 9.0, budget=0.5), _row("unshared", float("nan"), seed=2), _row("small model", 1.0)),
         *(_row("unshared", 9.0, study="experts"), _row("unshared", 9.0, role="quick"), _row("unshared", 1.0, width=24)),
+        _row("unshared", 9.0, rate=16e-3),
     ]
-    assert losses_of(rows, "compared", _RATES) == Losses(16, 2, {"delinked at 30 %": 2.5, "unshared": 3.0})
-    assert losses_of(rows, "quick", _RATES) is None
+    assert losses_of(rows, "compared", rates) == Losses(16, 2, {"delinked at 30 %": 2.5, "unshared": 3.0})
+    assert losses_of(rows, "quick", rates) is None
+
+
+def test_registered_losses_are_those_of_the_same_width_if_it_has_two_arms() -> None:
+    rates = dict.fromkeys(_RATES, 8e-3)
+    small = [_row("unshared", 3.0), _row("delinked at 30 %", 3.5)]
+    large = [_row(arm, 2.0, width=24) for arm in rates]
+    assert losses_of([*small, *large], "compared", rates, preferred=16) == Losses(
+        16, 1, {"unshared": 3.0, "delinked at 30 %": 3.5}
+    )
+    found = losses_of([*small[:1], *large], "compared", rates, preferred=16)
+    assert found is not None
+    assert found.width == 24
 
 
 def _losses(by_arm: Mapping[str, float]) -> Losses:
