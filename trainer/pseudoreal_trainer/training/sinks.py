@@ -165,7 +165,7 @@ class WeightsAndBiases:
             resume="allow",
         )
         # A later phase or execution may have other values, for instance more workers.
-        self._run.config.update(parameters, allow_val_change=True)
+        self._run.config.update(parameters, allow_val_change=True)  # type: ignore[no-untyped-call]
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
         import wandb
