@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from pseudoreal_api.base import API_VERSION
@@ -193,3 +194,11 @@ def _leads(schema: Any, names: list[str]) -> bool:
     if not names or "properties" not in schema or _OPEN in schema:
         return True
     return names[0] in schema["properties"] and _leads(schema["properties"][names[0]], names[1:])
+
+
+@pytest.mark.parametrize("kind", ["Job", "Pod"])
+def test_manifests_of_pods_in_the_documents_follow_kubernetes(kind: str) -> None:
+    blocks = FENCE.findall((ROOT / "docs" / "gpus.md").read_text())
+    bodies = [body for language, block in blocks if language == "yaml" for body in yaml.safe_load_all(block)]
+    (found,) = [body for body in bodies if body.get("kind") == kind]
+    kubernetes_validate.validate(found, "1.37", strict=True)

@@ -23,6 +23,8 @@ MANAGER = f"{GROUP}/operator"
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label by which Kueue's users name the queue of a job of any kind."""
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""Label by which Kueue's users name the WorkloadPriorityClass of a job of any kind."""
 _COPY_LABEL = "kueue.x-k8s.io/multikueue-origin"
 """Label of a copy that MultiKueue made of an object of another cluster."""
 
@@ -124,6 +126,11 @@ class JobMetadata(ApiModel):
         """Queue that a label names; None: no label does, or the job is a copy, whose original has waited in it."""
         return None if _COPY_LABEL in self.labels else self.labels.get(QUEUE_LABEL) or None
 
+    @property
+    def queue_priority(self) -> str | None:
+        """WorkloadPriorityClass that a label names; None: no label does, or the job is a copy."""
+        return None if _COPY_LABEL in self.labels else self.labels.get(PRIORITY_LABEL) or None
+
 
 class PseudoRealJob(ApiModel):
     """One object as returned by the API server, or as written in a user's file."""
@@ -141,11 +148,14 @@ class PseudoRealJob(ApiModel):
         return cls.model_validate({"metadata": body["metadata"], "spec": body["spec"]}).with_queue()
 
     def with_queue(self) -> "PseudoRealJob":
-        """Return the job with the queue of its label in spec.scheduling.queue, unless the spec names one."""
+        """Return the job with the queue and the priority of its labels in spec.scheduling, unless the spec names them.
+        A priority without a queue means nothing to Kueue."""
         scheduling = self.spec.scheduling
-        if self.metadata.queue is None or scheduling.queue is not None:
+        queue = scheduling.queue or self.metadata.queue
+        if queue is None:
             return self
-        named = scheduling.model_copy(update={"queue": self.metadata.queue})
+        priority = scheduling.workload_priority_class_name or self.metadata.queue_priority
+        named = scheduling.model_copy(update={"queue": queue, "workload_priority_class_name": priority})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"scheduling": named})})
 
     @property

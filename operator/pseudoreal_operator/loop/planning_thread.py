@@ -36,7 +36,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 60.0, 3600.0
 _MOST_JOBS = 1000
 SPEC_CACHE_BYTES = 2**21
 """Maximum total size of the cached specs, in bytes of JSON; in memory they take about twelve times as much."""
-_Key = tuple[str, int, str | None]
+_Key = tuple[str, int, str | None, str | None]
 
 
 class Overran(Exception):
@@ -194,8 +194,8 @@ class OverrunBackoff:
 
 
 class SpecCache:
-    """The most recently used specs, by uid and generation of their jobs, and by the queue that a label names: the
-    generation does not count changes of labels."""
+    """The most recently used specs, by uid and generation of their jobs, and by the queue and the priority that labels
+    name: the generation does not count changes of labels."""
 
     def __init__(self, most_bytes: int = SPEC_CACHE_BYTES) -> None:
         self._most = most_bytes
@@ -205,7 +205,7 @@ class SpecCache:
     def parse(self, body: Json) -> PseudoRealJob:
         """Return the job parsed from an object of the API server. Raises ValidationError."""
         metadata = JobMetadata.model_validate(body["metadata"])
-        key = (metadata.uid, metadata.generation, metadata.queue)
+        key = (metadata.uid, metadata.generation, metadata.queue, metadata.queue_priority)
         if known := self._specs.pop(key, None):
             self._specs[key] = known
             return PseudoRealJob(metadata=metadata, spec=known[0])

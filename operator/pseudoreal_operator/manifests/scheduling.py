@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pseudoreal_api.names import gang_name
-from pseudoreal_api.spec.job import QUEUE_LABEL, PseudoRealJob
+from pseudoreal_api.spec.job import PRIORITY_LABEL, QUEUE_LABEL, PseudoRealJob
 from pseudoreal_api.spec.pod import GangPolicy, Scheduling, Topology
 
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 Json = dict[str, Any]
 
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 

@@ -1,8 +1,13 @@
 """The local check rejects the same jobs as the API server, with the same sentences for the rules across fields."""
 
+from typing import Any
+
 import pytest
 from pseudoreal_api.resolved.check import check_resolvable
+from pseudoreal_api.spec import check
 from pseudoreal_api.spec.check import InvalidJob, check_job
+from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
+from pseudoreal_api.spec.rules.rule import Rule
 
 from tests.support.jobs import BadJob, GoodJob, bad_jobs, good_job, minimal_job, other_good_jobs
 
@@ -33,6 +38,22 @@ def test_a_bad_job_is_refused(bad: BadJob) -> None:
         check_job(bad.body)
     for piece in bad.says:
         assert piece.lower() in str(refused.value).lower()
+
+
+def test_each_rule_refuses_a_bad_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that refuses no job of tests/data/jobs.yaml is tested nowhere; write such a job below `bad`."""
+    broken: set[Rule] = set()
+    evaluate = check._broken
+
+    def evaluate_each(rules: tuple[Rule, ...], subject: Any) -> list[str]:
+        broken.update(rule for rule in rules if rule not in broken and evaluate((rule,), subject))
+        return evaluate(rules, subject)
+
+    monkeypatch.setattr(check, "_broken", evaluate_each)
+    for bad in bad_jobs():
+        with pytest.raises(InvalidJob):
+            check_job(bad.body)
+    assert [rule.message for rule in (*SPEC_RULES, *METADATA_RULES) if rule not in broken] == []
 
 
 @pytest.mark.parametrize("amount", [0, 1, "1", "500m", "1.5", "16Gi", "1e3", "8G", "2k"])

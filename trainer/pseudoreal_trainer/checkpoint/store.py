@@ -122,13 +122,14 @@ class CheckpointStore:
     def reader(self, head: Head) -> Reader:
         return Reader(self.whole(head), self.folder)
 
-    def verify(self, head: Head, part: int = 0, parts: int = 1) -> None:
-        """Compare the files with their digests; with `parts` > 1, only the files of part `part` of `parts`.
+    def verify(self, head: Head, part: int = 0, parts: int = 1, *, renamed: str | None = None) -> None:
+        """Compare the files with their digests; with `parts` > 1, only the files of part `part` of `parts`. `renamed`:
+        name of the checkpoint's folder, if it differs from the manifest's.
 
         Raises CorruptCheckpoint, which names the file.
         """
         manifest = self.whole(head)
-        folder = self.folder / manifest.data_folder
+        folder = self.folder / (renamed if renamed is not None and manifest.link is None else manifest.data_folder)
         # Hashing takes longer than reading, and releases the GIL.
         with ThreadPoolExecutor(_VERIFIED_AT_ONCE, "verify") as pool:
             for _ in pool.map(lambda file: _verify_file(folder / file[0], file[1]), _part(manifest, part, parts)):

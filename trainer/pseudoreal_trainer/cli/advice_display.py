@@ -10,10 +10,11 @@ from rich.table import Table
 
 from pseudoreal_trainer.estimate.advice.advice import Advice, Plan
 from pseudoreal_trainer.estimate.advice.candidates import describe
-from pseudoreal_trainer.estimate.advice.certainty import deciding_plan, is_extrapolation, sentences, size_ratio
+from pseudoreal_trainer.estimate.advice.certainty import deciding_plan, distance, sentences, size_ratio
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
 from pseudoreal_trainer.estimate.advice.decision import Verdict, interval_text
-from pseudoreal_trainer.estimate.advice.evidence import Stage, Trial
+from pseudoreal_trainer.estimate.advice.evidence import Stage, Trial, is_extrapolation
+from pseudoreal_trainer.estimate.advice.intervals import Interval
 from pseudoreal_trainer.estimate.advice.trial import SEEDS, TrialJob, trial_seconds
 
 _DAY, _HOUR = 86_400, 3_600
@@ -30,9 +31,10 @@ def show(console: Console, advice: Advice, trials: tuple[Trial, ...], *, from_ru
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    far = distance(advice)
     say(
         f"job {advice.job.metadata.name}, {advice.study}: {advice.parameters:,} parameters in the layers; on"
-        f" {advice.machine}"
+        f" {advice.machine}{'' if far is None else f'; {far}'}"
     )
     console.print(_plans_table(advice))
     console.print(_phases_table(advice))
@@ -51,8 +53,7 @@ def show(console: Console, advice: Advice, trials: tuple[Trial, ...], *, from_ru
 
 def _recommendation(advice: Advice) -> str:
     text = _RECOMMENDATIONS[advice.decision.verdict].format(advice.decision.candidate)
-    plan = advice.recommended
-    if plan.candidate is not None and is_extrapolation(advice, plan.candidate.trial):
+    if _is_extrapolated(advice.recommended, advice):
         return f"{text}, if a trial on your own text and of a larger model agrees: so far it is an extrapolation"
     return text
 
@@ -78,7 +79,21 @@ def _speed_up(plan: Plan, advice: Advice) -> str:
         return "does not fit"
     if plan is advice.unshared:
         return "1"
-    return "" if plan.speed_up is None else interval_text(plan.speed_up)
+    found = _known_speed_up(plan, advice)
+    if found is None:
+        return ""
+    return f"{found.mean:.2f}" if _is_extrapolated(plan, advice) else interval_text(found)
+
+
+def _is_extrapolated(plan: Plan, advice: Advice) -> bool:
+    return plan.candidate is not None and is_extrapolation(advice.parameters, plan.candidate.trial)
+
+
+def _known_speed_up(plan: Plan, advice: Advice) -> Interval | None:
+    """Return the speed-up in seconds; without the ends of the interval, if the trial's model has another size."""
+    if plan.speed_up is None or not _is_extrapolated(plan, advice):
+        return plan.speed_up
+    return Interval(mean=plan.speed_up.mean)
 
 
 def _phases_table(advice: Advice) -> Table:
@@ -171,22 +186,23 @@ def as_json(advice: Advice, trials: tuple[Trial, ...]) -> dict[str, Any]:
             "arm": None if trial is None else trial.arm,
             "seeds": None if trial is None else trial.seeds,
             "times_larger": None if trial is None else size_ratio(advice, trial),
-            "is_extrapolation": None if trial is None else is_extrapolation(advice, trial),
+            "is_extrapolation": None if trial is None else is_extrapolation(advice.parameters, trial),
             "sentences": sentences(advice, trials),
         },
-        "arms": [_plan_json(plan) for plan in (advice.unshared, *advice.plans)],
+        "arms": [_plan_json(plan, advice) for plan in (advice.unshared, *advice.plans)],
         "left_out": advice.left_out,
     }
 
 
-def _plan_json(plan: Plan) -> dict[str, Any]:
+def _plan_json(plan: Plan, advice: Advice) -> dict[str, Any]:
+    speed_up = _known_speed_up(plan, advice)
     trial = plan.candidate.trial if plan.candidate is not None else None
     return {
         "name": plan.name,
         "kind": "Unshared" if plan.candidate is None else plan.candidate.kind,
         "fits": plan.fits,
         "seconds": plan.seconds,
-        "speed_up_in_seconds": None if plan.speed_up is None else plan.speed_up.model_dump(),
+        "speed_up_in_seconds": None if speed_up is None else speed_up.model_dump(),
         "speed_up_in_tokens": None if trial is None else trial.speed_up_in_tokens.model_dump(),
         "loss_difference": None if trial is None else trial.loss_difference.model_dump(),
         "seeds": None if trial is None else trial.seeds,

@@ -39,6 +39,8 @@ from pseudoreal_trainer.storage.path import ObjectPath, StoragePath, storage_pat
 class OpenCheckpoint:
     store: CheckpointStore
     manifest: Manifest
+    renamed: str | None = None
+    """Name of the folder, if it differs from the manifest's."""
 
     @property
     def reader(self) -> Reader:
@@ -50,6 +52,10 @@ class _CheckpointFolder(click.ParamType[OpenCheckpoint]):
 
     name = "folder"
 
+    def __init__(self, *, may_be_renamed: bool = False) -> None:
+        """`may_be_renamed`: accept a folder with another name than the manifest's."""
+        self._may_be_renamed = may_be_renamed
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OpenCheckpoint:
         folder = _path(value)
         try:
@@ -58,9 +64,12 @@ class _CheckpointFolder(click.ParamType[OpenCheckpoint]):
             self.fail(str(error), param, ctx)
         if manifest is None:
             self.fail(f"{folder} holds no readable manifest.json", param, ctx)
-        if manifest.name != folder.name:
+        store = CheckpointStore(folder.parent.parent, manifest.job.uid)
+        if manifest.name == folder.name:
+            return OpenCheckpoint(store, manifest)
+        if not self._may_be_renamed:
             self.fail(f"{folder} holds the manifest of {manifest.name}; give the folder that name", param, ctx)
-        return OpenCheckpoint(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
+        return OpenCheckpoint(store, manifest, folder.name)
 
 
 class _WorkDirectory(click.ParamType[StoragePath]):
@@ -182,21 +191,27 @@ def _description(checkpoint: OpenCheckpoint) -> dict[str, Any]:
 
 
 @click.command(cls=Command)
-@click.argument("checkpoint", type=CHECKPOINT)
+@click.argument("checkpoint", type=_CheckpointFolder(may_be_renamed=True))
 def verify(checkpoint: OpenCheckpoint) -> None:
     """Compare the files of the checkpoint in the folder CHECKPOINT with their digests. Exit code 1 if one differs."""
     fault = _find_corruption(checkpoint)
     if fault is not None:
         raise CommandError(f"{fault}{_last_good(checkpoint)}")
     files, size = len(checkpoint.manifest.files), readable_bytes(checkpoint.manifest.bytes)
-    click.echo(f"{checkpoint.manifest.name}: {files} files, {size}, all as the manifest says")
+    name = checkpoint.manifest.name
+    click.echo(f"{checkpoint.renamed or name}: {files} files, {size}, all as the manifest says")
+    if checkpoint.renamed is not None:
+        click.echo(
+            f"the folder's name differs from the manifest's, {name}: training and other commands need the folder under"
+            " that name"
+        )
 
 
 def _find_corruption(checkpoint: OpenCheckpoint) -> CorruptCheckpoint | None:
     count = len(checkpoint.manifest.files)
     try:
         for part in _with_progress_bar(range(count), "verifying"):
-            checkpoint.store.verify(checkpoint.manifest, part, count)
+            checkpoint.store.verify(checkpoint.manifest, part, count, renamed=checkpoint.renamed)
     except CorruptCheckpoint as error:
         return error
     return None

@@ -71,6 +71,8 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
+        # Before a command's module imports torch, which reads the variable once: threads that wait must not spin.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         try:
             return super().invoke(ctx)
         except InvalidJobError as error:

@@ -81,7 +81,7 @@ def _table(fastest: FastestLayouts) -> Table:
     shown = [(name, counts) for name, counts in meshes if name == "pipeline" or max(counts) > 1]
     names = ("schedule", "stateSharding", "microBatches", "keep", "s a step", "tokens/s", "of best", "device, peak")
     table = Table("", *(name for name, _ in shown), *names, title="fastest layouts")
-    best = fastest.found[0][0].seconds
+    best = min(found.seconds for found, _ in fastest.found)
     for number, (found, report) in enumerate(fastest.found, 1):
         choice = found.choice
         table.add_row(

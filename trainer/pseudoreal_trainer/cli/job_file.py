@@ -14,6 +14,8 @@ from pseudoreal_api.spec.job import PseudoRealJob
 
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.cli.yaml_positions import Document, Fault, UnreadableYaml, read_documents
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.hub import SCHEME, is_dataset, is_pinned
 
 _STDIN = Path("-")
 
@@ -79,9 +81,31 @@ def invalid(faults: list[str]) -> CommandError:
 
 def _sentences(body: dict[str, Any]) -> Iterator[str]:
     try:
-        check_resolvable(check_job(body).spec)
+        job = check_job(body)
+        check_resolvable(job.spec)
     except (InvalidJob, UnresolvableJob) as error:
         yield from str(error).splitlines()
+    else:
+        yield from _unpinned_weights(job)
+
+
+def _unpinned_weights(job: PseudoRealJob) -> Iterator[str]:
+    """Yield a sentence if the job starts from weights on the hub that are not pinned. The API server accepts the job;
+    its first pod ends with an error."""
+    start = job.spec.checkpoint.start_from
+    path = start.hugging_face.path if start is not None and start.hugging_face is not None else ""
+    if not path.startswith(SCHEME):
+        return
+    try:
+        is_fixed = not is_dataset(path) and is_pinned(path)
+    except InvalidJobError as error:
+        yield f"spec.checkpoint.startFrom.huggingFace.path: {error}"
+        return
+    if not is_fixed:
+        yield (
+            f"spec.checkpoint.startFrom.huggingFace.path: {path} is not pinned, and weights must not change between two"
+            " executions; give hf://OWNER/NAME@COMMIT, with a commit of 40 hexadecimal digits"
+        )
 
 
 def _read(path: Path) -> tuple[str, str]:

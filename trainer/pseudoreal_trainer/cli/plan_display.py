@@ -151,7 +151,8 @@ def _step_text(report: PhaseReport) -> str:
             " `pseudoreal measure-hardware` writes"
         )
     speed = report.tokens_per_step / report.step_seconds
+    utilisation = "" if report.mfu is None else f", an MFU of {report.mfu:.1%}"
     return (
-        f"a step of {report.tokens_per_step:,} tokens takes {report.step_seconds:.4g} s ({speed:,.0f} tokens/s);"
-        f" {idle}\nbottleneck: {report.bottleneck}"
+        f"a step of {report.tokens_per_step:,} tokens takes {report.step_seconds:.4g} s ({speed:,.0f} tokens/s;"
+        f" {report.teraflops_per_second:.4g} TFLOP/s on a rank{utilisation}); {idle}\nbottleneck: {report.bottleneck}"
     )

@@ -161,9 +161,7 @@ class Gradients:
     def _new_accumulator(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
             return GradientAccumulator(whole, self._modules.of(unit).views(whole))
-        buffer = self._heartbeat.join(
-            self._store.gradient_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
-        )
+        buffer = self._heartbeat.join(self._store.gradient_buffers[unit].take(), self._heartbeat.reductions)
         flat = buffer[: self._length(unit) * self._layout.shards(unit)]
         return GradientAccumulator(flat, self._modules.of(unit).views(flat), buffer)
 
@@ -337,7 +335,7 @@ class ReductionThread:
         finally:
             # Give the buffer back even after a failure: the main thread may be waiting for a buffer.
             if pending.buffer is not None:
-                self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(pending.buffer)
+                self._store.gradient_buffers[record.unit].give_back(pending.buffer)
 
     def _finish_sum(self, record: Reduce, pending: PendingReduction) -> None:
         # Orders everything below after the gradient, even if there is no work to wait for. Not inside `waiting`: time

@@ -22,6 +22,7 @@ from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.placement.flows import EXCHANGES, Exchange, Flow, bytes_between, flows_of
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
 from pseudoreal_trainer.plan.sizes import Device, Sizes, loss_chunk_length
+from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations
 
 
 class _Model(BaseModel):
@@ -103,6 +104,12 @@ class PhaseReport(_Model):
     step_seconds: float | None
     """Predicted seconds of a step. Spread experts are assumed to get equally many routed tokens on each rank. null: no
     hardware profile was given."""
+    teraflops_per_second: float | None
+    """The model's floating-point operations per second on a rank, as in metrics.jsonl. null: no hardware profile was
+    given."""
+    mfu: float | None
+    """Model FLOPs utilization: `teraflops_per_second` as a share of the device's bfloat16 peak. null: another compute
+    type, no hardware profile, or a profile whose name contains no GPU with a known peak."""
     imbalance: ImbalanceReport | None
     """The worst case for `step_seconds`. null: experts are not spread."""
     tokens_to_hide: dict[Load, int]
@@ -140,6 +147,10 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
     reasons = violations(config, layout, sizes, peaks, profile)
+    tokens = config.batch.sequences * config.model.sequence_length
+    operations = step_operations(sizes, tokens) / config.ranks / prediction.timeline.seconds if prediction else None
+    knows_peak = device == "accelerator" and config.precision.compute == "bfloat16"
+    peak = peak_operations(profile.name) if profile and knows_peak else None
     report = PhaseReport(
         name=config.phase,
         parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
@@ -157,8 +168,10 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
         loss_chunk=loss_chunk_length(sizes.max_tokens(layout.data), layout.loss_chunk),
-        tokens_per_step=config.batch.sequences * config.model.sequence_length,
+        tokens_per_step=tokens,
         step_seconds=prediction.timeline.seconds if prediction else None,
+        teraflops_per_second=None if operations is None else operations / 1e12,
+        mfu=None if operations is None or peak is None else operations / peak,
         imbalance=_imbalance(config, layout, sizes, plan, profile),
         tokens_to_hide=prediction.tokens_to_hide if prediction else {},
         bottleneck=prediction.bottleneck if prediction else None,

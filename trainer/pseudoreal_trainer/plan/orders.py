@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from pseudoreal_api.resolved.resolve import check_interleaved
 
 from pseudoreal_trainer.plan.expert_parallel import split_passes, units_accumulated
-from pseudoreal_trainer.plan.layout import Layout, Pool
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import Backward, Compute, Forward
 
 
@@ -89,13 +89,27 @@ def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]
     return (Backward(p, micro_batch) for p in reversed(positions))
 
 
-def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
-    """Return the number of gradient buffers shared by the units of a pool: one for each gradient that accumulates at
-    the same time, and one for a gradient that is being reduced; at most one per unit."""
+def gradient_buffers(layout: Layout, rank: int) -> list[list[int]]:
+    """Return the gradient buffers of a rank: for each buffer, the units that use it, one after the other.
+
+    Each pool has one buffer for each gradient that accumulates at the same time, and one for a gradient that is being
+    reduced; at most one per unit.
+    """
+    return [units for pool in POOLS for units in _buffers_of_pool(layout, rank, pool)]
+
+
+def _buffers_of_pool(layout: Layout, rank: int, pool: Pool) -> Iterable[list[int]]:
     ranges = _accumulation_ranges(replace(layout, homes=(), sharding="None", replicas=1), rank)
-    sharing = [ranges[unit] for unit in layout.buffered_units(rank, pool)]
-    overlapping = max((sum(one.start in other for other in sharing) for one in sharing), default=0)
-    return min(overlapping + 1, len(sharing))
+    units = sorted(layout.buffered_units(rank, pool), key=lambda unit: ranges[unit].start)
+    overlapping = max((sum(ranges[one].start in ranges[other] for other in units) for one in units), default=0)
+    count = min(overlapping + 1, len(units))
+    buffers = {unit: [unit] for unit in units[:count]}
+    """Newest unit of each buffer -> all units of the buffer."""
+    for unit in units[count:]:
+        # The buffer whose gradient is complete first: its reduction has the most time before the buffer is needed.
+        earliest = min(buffers, key=lambda newest: ranges[newest].stop)
+        buffers[unit] = [*buffers.pop(earliest), unit]
+    return buffers.values()
 
 
 @lru_cache

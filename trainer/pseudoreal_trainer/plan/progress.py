@@ -13,7 +13,7 @@ from typing import Literal
 
 from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of
 from pseudoreal_trainer.plan.expert_parallel import units_read
-from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Fetch,
@@ -37,8 +37,10 @@ class _Rank:
 
     main: deque[Record]
     """Records for the main thread, in plan order."""
-    free_buffers: dict[Pool, int]
-    """Pool -> number of free gradient buffers."""
+    buffers: dict[int, int]
+    """Unit -> number of its gradient buffer; units that have a whole gradient of their own are absent."""
+    taken: set[int] = field(default_factory=set)
+    """Gradient buffers that are not free."""
     reduction: deque[Record] = field(default_factory=deque)
     """Records that the main thread has handed to the reduction thread."""
     accumulating: set[int] = field(default_factory=set)
@@ -47,7 +49,7 @@ class _Rank:
 
 def find_deadlock(layout: Layout, plan: Plan) -> dict[int, Record]:
     """Return rank -> record in which the rank waits forever; empty if the plan ends."""
-    ranks = [_Rank(deque(records), _all_buffers(layout, rank)) for rank, records in enumerate(plan)]
+    ranks = [_Rank(deque(records), _buffer_numbers(layout, rank)) for rank, records in enumerate(plan)]
     sent: set[_Message] = set()
     while any([*_advance_main_threads(layout, ranks, sent), _advance_reduction_threads(layout, ranks)]):
         pass
@@ -55,8 +57,8 @@ def find_deadlock(layout: Layout, plan: Plan) -> dict[int, Record]:
     return {rank: records[0] for rank, records in waiting.items() if records}
 
 
-def _all_buffers(layout: Layout, rank: int) -> dict[Pool, int]:
-    return {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
+def _buffer_numbers(layout: Layout, rank: int) -> dict[int, int]:
+    return {unit: number for number, units in enumerate(gradient_buffers(layout, rank)) for unit in units}
 
 
 def _advance_main_threads(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
@@ -83,11 +85,11 @@ def _try_start(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     if not _awaited(layout, record, effects) <= sent:
         return False
     units = [unit for unit in effects.accumulates if unit not in state.accumulating]
-    if not all(state.free_buffers[layout.pool_of(unit)] for unit in units):
+    buffers = [state.buffers[unit] for unit in units]
+    if not state.taken.isdisjoint(buffers):
         return False
-    for unit in units:
-        state.free_buffers[layout.pool_of(unit)] -= 1
-        state.accumulating.add(unit)
+    state.taken.update(buffers)
+    state.accumulating.update(units)
     return True
 
 
@@ -116,7 +118,7 @@ def _advance_reduction_threads(layout: Layout, ranks: list[_Rank]) -> bool:
 def _finish(layout: Layout, state: _Rank, record: Record) -> None:
     for unit in state.accumulating.intersection(effects_of(layout, record).frees):
         state.accumulating.remove(unit)
-        state.free_buffers[layout.pool_of(unit)] += 1
+        state.taken.remove(state.buffers[unit])
 
 
 def _finish_together(layout: Layout, ranks: list[_Rank], joint: Record) -> None:

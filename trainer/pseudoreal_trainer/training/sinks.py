@@ -4,15 +4,17 @@ Each sink runs in a daemon thread of its own: a slow or failed service neither d
 the end of a phase, all sinks together get `CLOSE_SECONDS`.
 """
 
+import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 from textwrap import indent
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
@@ -20,6 +22,7 @@ from pseudoreal_api.spec.logging import MLflow as MLflowSpec
 from pseudoreal_api.spec.logging import Sink as SinkSpec
 from pseudoreal_api.spec.logging import WeightsAndBiases as WeightsAndBiasesSpec
 from pseudoreal_api.wire.messages import ProgressReport
+from pydantic.alias_generators import to_camel
 
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -71,6 +74,51 @@ def figures_of(line: ProgressReport) -> Figures:
     return {name: float(figure) for name, figure in known.items() if figure is not None}
 
 
+Parameters = dict[str, str | int | float | bool]
+"""Name -> value of the job's configuration, as shown in metrics services."""
+_JOB_FIELDS = ("model", "data", "optimizer", "precision")
+_PHASE_FIELDS = (
+    "sharing",
+    "until",
+    "workers",
+    "processes_per_worker",
+    "batch",
+    "parallelism",
+    "activations",
+    "offload",
+)
+"""Fields of a phase's configuration that services get. Other fields name folders, storage, pods and services: of no use
+to compare runs, and the place where a user may have put a password."""
+_MOST_PARAMETERS = 500
+_PARAMETER_CHARACTERS = 500
+"""Maximum length of a value: MLflow's limit."""
+_PARAMETERS_AT_ONCE = 100
+"""Maximum number of parameters in a call: MLflow's limit."""
+
+
+def parameters_of(config: PhaseConfig) -> Parameters:
+    """Return the configuration that the job has in this phase: what all phases have in common, and the phase's own
+    fields under phases.NAME. At most `_MOST_PARAMETERS` entries, texts of at most `_PARAMETER_CHARACTERS`."""
+    known = config.model_dump(mode="json", by_alias=True, include={*_JOB_FIELDS, *_PHASE_FIELDS})
+    known["data"] = {name: value for name, value in known["data"].items() if name not in ("path", "volume", "sources")}
+    own = {to_camel(name): known.pop(to_camel(name)) for name in _PHASE_FIELDS}
+    found = chain(_flat(known, ""), _flat(own, f"phases.{config.phase}."))
+    return dict(islice(found, _MOST_PARAMETERS))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield dotted names and values; a list is a text. Nulls and URLs are left out: a URL may contain a password."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}{key}." if isinstance(item, dict) else f"{name}{key}")
+    elif isinstance(value, bool | int | float):
+        yield name, value
+    elif value is not None:
+        text = value if isinstance(value, str) else json.dumps(value)
+        if "://" not in text:
+            yield name, text[:_PARAMETER_CHARACTERS]
+
+
 class TensorBoard:
     def __init__(self, work_directory: Path, execution: int, first_step: int) -> None:
         """`first_step`: first step to be logged. TensorBoard then hides the entries of earlier executions from this
@@ -102,7 +150,9 @@ class WeightsAndBiases:
     The service accepts each step once. Training a step again after a fault gives the same figures, so nothing is lost.
     """
 
-    def __init__(self, spec: WeightsAndBiasesSpec, job: JobIdentity, work_directory: Path) -> None:
+    def __init__(
+        self, spec: WeightsAndBiasesSpec, job: JobIdentity, work_directory: Path, parameters: Parameters
+    ) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -114,6 +164,8 @@ class WeightsAndBiases:
             dir=str(work_directory),
             resume="allow",
         )
+        # A later phase or execution may have other values, for instance more workers.
+        self._run.config.update(parameters, allow_val_change=True)  # type: ignore[no-untyped-call]
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
         import wandb
@@ -133,7 +185,7 @@ _MARK = "train/tokens"
 class MLflow:
     """MLflow run of the job, found by the job's uid."""
 
-    def __init__(self, spec: MLflowSpec, job: JobIdentity) -> None:
+    def __init__(self, spec: MLflowSpec, job: JobIdentity, parameters: Parameters) -> None:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=spec.url)
@@ -143,10 +195,20 @@ class MLflow:
         self._run: str = run.info.run_id
         # a fault or the end of an earlier phase may have ended the run
         self._client.update_run(self._run, status="RUNNING")
+        self._log_parameters(parameters)
         known = self._client.get_metric_history(self._run, _MARK)
         self._newest = max((metric.step for metric in known), default=0)
         """Newest step in the run. Steps up to this step are not logged again: training a step again after a fault gives
         the same figures."""
+
+    def _log_parameters(self, parameters: Parameters) -> None:
+        """Log the parameters that the run does not have; MLflow refuses to change a value."""
+        from mlflow.entities import Param
+
+        known = self._client.get_run(self._run).data.params
+        missing = [Param(name, str(value)) for name, value in parameters.items() if name not in known]
+        for first in range(0, len(missing), _PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._run, params=missing[first : first + _PARAMETERS_AT_ONCE])
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
         from mlflow.entities import Metric
@@ -246,7 +308,7 @@ def open_sinks(config: PhaseConfig, first_step: int) -> list[SinkThread]:
 def _opener(spec: SinkSpec, config: PhaseConfig, first_step: int) -> Callable[[], Sink]:
     work = Path(config.work_directory)
     if spec.weights_and_biases is not None:
-        return partial(WeightsAndBiases, spec.weights_and_biases, config.job, work)
+        return partial(WeightsAndBiases, spec.weights_and_biases, config.job, work, parameters_of(config))
     if spec.mlflow is not None:
-        return partial(MLflow, spec.mlflow, config.job)
+        return partial(MLflow, spec.mlflow, config.job, parameters_of(config))
     return partial(TensorBoard, work, config.execution, first_step)

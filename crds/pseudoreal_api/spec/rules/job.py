@@ -111,8 +111,7 @@ _OPERATION_RULES = (
     *(
         on_job(
             f"has(self.scheduling.queue) || !{is_set}",
-            f"spec.scheduling.{field} needs a queue; set scheduling.queue to the name of a LocalQueue, or remove"
-            f" {field}",
+            f"spec.scheduling.{field} needs scheduling.queue, a label is not enough; set the field, or remove {field}",
         )
         for field, is_set in (
             ("queueDelink", "self.scheduling.queueDelink"),

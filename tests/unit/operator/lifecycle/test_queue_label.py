@@ -46,6 +46,29 @@ def test_label_names_the_queue(labels: dict[str, str], scheduling: dict[str, Any
     assert made["spec"].get("suspend", False) is (queue is not None)
 
 
+PRIORITY = "kueue.x-k8s.io/priority-class"
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheduling", "priority"),
+    [
+        ({LABEL: "gpus", PRIORITY: "urgent"}, {}, "urgent"),
+        ({PRIORITY: "urgent"}, {"queue": "gpus"}, "urgent"),
+        ({LABEL: "gpus", PRIORITY: "urgent"}, {"queue": "gpus", "workloadPriorityClassName": "low"}, "low"),
+        ({LABEL: "gpus", PRIORITY: ""}, {}, None),
+        ({PRIORITY: "urgent"}, {}, None),  # without a queue, Kueue does not read it
+        ({LABEL: "gpus", PRIORITY: "urgent"} | COPY, {}, None),
+    ],
+)
+def test_label_names_the_priority_in_the_queue(
+    labels: dict[str, str], scheduling: dict[str, Any], priority: str | None
+) -> None:
+    body = labelled(labels, spec__scheduling=scheduling)
+    check_job(body)
+    made = child_job(World(PseudoRealJob.from_object(body), queues=True))
+    assert made["metadata"]["labels"].get(PRIORITY) == priority
+
+
 def test_two_queues_are_refused_with_both_names() -> None:
     body = labelled({LABEL: "gpus"}, spec__scheduling={"queue": "cpus"})
     says = f"spec.scheduling.queue is cpus, and the job's label {LABEL} says gpus; keep one of them"
@@ -70,3 +93,8 @@ def test_change_of_the_label_is_seen_although_the_generation_stays() -> None:
     cache = SpecCache()
     queues = [cache.parse(labelled({LABEL: name})).spec.scheduling.queue for name in ("a", "b", "", "a")]
     assert queues == ["a", "b", None, "a"]
+    priorities = [
+        cache.parse(labelled({LABEL: "a", PRIORITY: name})).spec.scheduling.workload_priority_class_name
+        for name in ("low", "high")
+    ]
+    assert priorities == ["low", "high"]

@@ -41,7 +41,7 @@ def test_spec_cache_keeps_the_most_recently_used_specs_within_its_bound() -> Non
     known = {uid: cache.parse(make_body(uid)).spec for uid in "abc"}
     cache.parse(make_body("a"))
     cache.parse(make_body("d"))
-    kept = [uid for uid, _, _ in cache._specs]
+    kept = [uid for uid, *_ in cache._specs]
     assert kept == ["c", "a", "d"]
     assert cache.parse(make_body("a")).spec is known["a"]
     assert cache._bytes == 3 * size

@@ -1,6 +1,7 @@
 """`pseudoreal advise` for people and for programs, its files, and its decision by the runs of a trial."""
 
 import json
+import re
 import shlex
 import subprocess
 from math import log
@@ -117,9 +118,21 @@ def test_recommendation_far_from_the_trials_is_called_an_extrapolation(job: dict
     job["spec"]["model"] |= {"experts": {"type": "TopK", "count": 8, "topK": {"perToken": 2}}}
     near = advise(job, file)
     assert "recommendation: take experts delinked at 30 %\n" in near.stdout
+    assert "extrapolated" not in near.stdout.splitlines()[0]
     job["spec"]["model"] |= {"hiddenSize": 256, "feedForward": {"size": 512}}
     far = advise(job, file)
     assert "take experts delinked at 30 %, if a trial on your own text and of a larger model agrees" in far.stdout
+    programs = found(advise(job, file, "--json"))
+    times = f"{programs['certainty']['times_larger']:,.0f}"
+    assert far.stdout.splitlines()[0].endswith(f"; extrapolated {times} times beyond the trials; no interval")
+    interval = r"\(\d\.\d\d to \d\.\d\d\)"
+    near_figures, far_figures = (shown.stdout.partition("\nhow sure:")[0] for shown in (near, far))
+    assert re.search(interval, near_figures)
+    assert not re.search(interval, far_figures)
+    assert "times as fast as unshared training (no interval at the job's size); at the size of the trials" in far.stdout
+    for arm in programs["arms"][1:]:
+        assert arm["speed_up_in_seconds"].keys() == {"mean", "low", "high"}
+        assert arm["speed_up_in_seconds"]["low"] is arm["speed_up_in_seconds"]["high"] is None
 
 
 def test_days_and_tokens_are_two_ways_to_say_the_same(job: dict[str, Any], file: Path) -> None:

@@ -127,3 +127,14 @@ def test_a_folder_without_a_manifest_is_a_usage_error(tmp_path: Path) -> None:
         ended = _invoke(command, str(tmp_path))
         assert ended.exit_code == 2
         assert "holds no readable manifest.json" in ended.stderr
+
+
+def test_a_renamed_checkpoint_is_verified_and_its_name_in_the_manifest_is_said(work: Path) -> None:
+    folder = Path(_checkpoint(work))
+    renamed = folder.rename(folder.with_name("put-aside"))
+    sound = _invoke("verify", str(renamed))
+    assert sound.exit_code == 0, sound.output
+    assert "put-aside: " in sound.stdout
+    assert f"the folder's name differs from the manifest's, {folder.name}: " in sound.stdout
+    _flip(work, "put-aside")
+    assert _invoke("verify", str(renamed)).exit_code == 1

@@ -1,11 +1,13 @@
 """The command `pseudoreal`: its subcommands, and that it imports only what it needs."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 from pseudoreal_trainer.cli.command import SECTIONS, main
+from pseudoreal_trainer.cli.common import load
 
 HEAVY = ("torch", "numpy", "kopf", "aiohttp", "prometheus_client")
 
@@ -93,3 +95,22 @@ def test_shell_completion_of_commands_imports_none_of_them() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.split() == []
     assert "describe" in done.stdout
+
+
+@pytest.mark.parametrize("of_user", [None, "active"])
+def test_waiting_threads_of_a_command_do_not_spin_unless_the_user_says_so(
+    of_user: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads the variable when it is imported, so it must be set before the command's module is loaded."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", of_user or "")
+    if of_user is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    found: list[str | None] = []
+
+    def load_and_look(path: str, name: str) -> object:
+        found.append(os.environ.get("OMP_WAIT_POLICY"))
+        return load(path, name)
+
+    monkeypatch.setattr("pseudoreal_trainer.cli.command.load", load_and_look)
+    assert CliRunner().invoke(main, ["sample", "--help"]).exit_code == 0
+    assert found == [of_user or "passive"]

@@ -134,3 +134,24 @@ def test_a_file_that_multiplies_itself_by_aliases_is_refused_at_once(tmp_path: P
     result = validate(tmp_path / "job.yaml", "\n".join(lines))
     assert result.exit_code == 78
     assert "more than 100,000 values" in result.output
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("hf://owner/name", "is not pinned"),
+        ("hf://owner/name@main", "is not pinned"),
+        ("hf://datasets/owner/name@" + "0" * 40, "is not pinned"),
+        ("hf://owner", "no address on the hub"),
+        ("hf://owner/name@" + "0" * 40, None),
+        ("/weights", None),
+        ("s3://bucket/weights", None),
+    ],
+)
+def test_weights_on_the_hub_have_a_commit(tmp_path: Path, path: str, words: str | None) -> None:
+    """Without a commit, two executions could start from different weights; the first pod would refuse the job."""
+    start = f"  checkpoint: {{startFrom: {{type: HuggingFace, huggingFace: {{path: {path!r}}}}}}}\n"
+    result = validate(tmp_path / "job.yaml", GOOD + start)
+    assert result.exit_code == (0 if words is None else 78), result.output
+    assert words is None or words in result.output
+    assert words is None or "spec.checkpoint.startFrom.huggingFace.path" in result.output

@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
 from pseudoreal_trainer.engine.state.memory import Shard
-from pseudoreal_trainer.engine.state.store import GradientBuffers, NewestUpdates
+from pseudoreal_trainer.engine.state.store import GradientBuffer, NewestUpdates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
@@ -70,14 +70,13 @@ class _Rank:
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, streams, trace = Mock(), Streams(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
-        self.buffers = GradientBuffers(LENGTH, BUFFERS, torch.float32, CPU)
-        buffers = {"Blocks": self.buffers}
+        self.buffers = [GradientBuffer(torch.empty(LENGTH)) for _ in range(BUFFERS)]
         store: Any = SimpleNamespace(
             units=units,
             states=self.states,
             updates=NewestUpdates(self.states),
             whole_gradients={},
-            gradient_buffers=buffers,
+            gradient_buffers={unit: self.buffers[unit % BUFFERS] for unit in self.states},
         )
         self.gradients = Gradients(store, modules, groups, streams, trace)
         self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
@@ -122,30 +121,32 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
     assert rank.states[5].kept.wait(PATIENCE)
     rank.backward(4)
     assert rank.states[4].kept.wait(PATIENCE)
-    for _ in range(BUFFERS):
-        rank.heartbeat.join(rank.buffers.take(), rank.heartbeat.reductions)
+    for buffer in rank.buffers:
+        rank.heartbeat.join(buffer.take(), rank.heartbeat.reductions)
     assert ("is updated", 5) not in rank.log
 
 
-def test_gradient_buffers_serve_waiting_callers_in_order() -> None:
-    buffers = GradientBuffers(LENGTH, 1, torch.float32, CPU)
-    only = buffers.take().result()
-    first, second = buffers.take(), buffers.take()
+def test_a_gradient_buffer_serves_waiting_callers_in_order() -> None:
+    buffer = GradientBuffer(torch.empty(LENGTH))
+    memory = buffer.take().result()
+    first, second = buffer.take(), buffer.take()
     assert not first.done()
-    buffers.give_back(only)
-    assert first.result(0) is only
+    buffer.give_back(memory)
+    assert first.result(0) is memory
     assert not second.done()
-    buffers.give_back(only)
-    assert second.result(0) is only
-    buffers.give_back(only)
-    assert buffers.take().result(0) is only
+    buffer.give_back(memory)
+    assert second.result(0) is memory
+    buffer.give_back(memory)
+    assert buffer.take().result(0) is memory
 
 
 def test_the_memory_plan_limits_the_number_of_kept_gradients(rank: _Rank) -> None:
-    for unit in (5, 4, 3):
+    for unit in (5, 4):
         rank.backward(unit)
-        # Until one is free.
-        rank.buffers.give_back(rank.heartbeat.join(rank.buffers.take(), rank.heartbeat.reductions))
+        # Until the unit's buffer is free again.
+        buffer = rank.buffers[unit % BUFFERS]
+        buffer.give_back(rank.heartbeat.join(buffer.take(), rank.heartbeat.reductions))
+    rank.backward(3)
     assert ("keeps", 3) not in rank.log
     rank.states[5].may_update.set()
     assert rank.states[3].kept.wait(PATIENCE)

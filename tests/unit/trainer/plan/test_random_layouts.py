@@ -1,5 +1,6 @@
 """The plan of any layout passes the checker, and its steps can follow each other."""
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,10 @@ from pseudoreal_api.spec.phase import Home
 from pseudoreal_trainer.estimate.time.costs import UnitTime
 from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.check import check_plan
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.effects import effects_of
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
+from pseudoreal_trainer.plan.orders import gradient_buffers
 
 from tests.support.depth import DEPTH
 
@@ -79,3 +82,27 @@ def test_plan_of_any_layout_passes_the_checker_and_ends(layout: Layout) -> None:
     most = max(sum(0 < p < layout.head for p in layout.positions(rank)) for rank in range(layout.pipeline))
     seconds = pytest.approx(line.seconds)
     assert most * passes <= line.seconds <= layout.layers * passes or seconds in (most * passes, layout.layers * passes)
+
+
+@settings(max_examples=DEPTH.of(100, 10_000))
+@given(layouts())
+def test_units_share_the_buffers_that_they_would_take_from_a_queue(layout: Layout) -> None:
+    """The oracle takes the gradient buffers of a plan from a queue: each gradient takes the buffer that has been free
+    the longest, and a reduction returns the buffer to the end of the queue."""
+    for rank, records in enumerate(step_plan(layout)):
+        buffers = gradient_buffers(layout, rank)
+        queues = {pool: [units for units in buffers if layout.pool_of(units[0]) == pool] for pool in POOLS}
+        users: dict[Pool, list[list[int]]] = {pool: [[] for _ in queue] for pool, queue in queues.items()}
+        free = {pool: deque(range(len(queue))) for pool, queue in queues.items()}
+        taken: dict[int, int] = {}
+        for record in records:
+            effects = effects_of(layout, record)
+            for unit in effects.accumulates:
+                if unit not in taken:
+                    taken[unit] = free[pool := layout.pool_of(unit)].popleft()
+                    users[pool][taken[unit]].append(unit)
+            for unit in effects.frees:
+                if unit in taken:
+                    free[layout.pool_of(unit)].append(taken[unit])
+        for pool in POOLS:
+            assert sorted(queues[pool]) == sorted(users[pool])

@@ -129,7 +129,7 @@ def test_a_command_refuses_a_checkpoint_whose_folder_has_another_name(tmp_path: 
     committed(store, 1, uid=UID)
     copy = tmp_path / "checkpoints" / NAMES[0]
     copy.rename(copy.with_name("put-aside"))
-    for command in (("inspect",), ("verify",), ("delink", "--to", "real")):
+    for command in (("inspect",), ("delink", "--to", "real")):
         ended = CliRunner().invoke(main, [command[0], str(copy.with_name("put-aside")), *command[1:]])
         said = " ".join(ended.stderr.split())
         assert ended.exit_code == 2

@@ -18,7 +18,7 @@ from pseudoreal_api.spec.logging import MLflow as Spec
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
 from pseudoreal_trainer.training import sinks
-from pseudoreal_trainer.training.sinks import Figures, MLflow, SinkThread, Texts, finish_sinks
+from pseudoreal_trainer.training.sinks import Figures, MLflow, SinkThread, Texts, finish_sinks, parameters_of
 
 from tests.support.checkpoints import metrics
 from tests.support.patience import PATIENCE_SECONDS
@@ -161,13 +161,57 @@ def test_a_resumed_mlflow_run_is_shown_as_running(
     url, job = (tmp_path / "mlflow").as_uri(), config(0).job
     client, states = MlflowClient(tracking_uri=url), []
     for _ in range(2):
-        sink = MLflow(Spec(url=url, experiment="tests"), job)
+        sink = MLflow(Spec(url=url, experiment="tests"), job, {"workers": 1})
         experiment = client.get_experiment_by_name("tests")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
         states.append(run.info.status)
         sink.close()
     assert states == ["RUNNING", "RUNNING"]
+
+
+def test_parameters_are_the_configuration_without_places_and_passwords(
+    job_body: Any, config: Callable[..., PhaseConfig]
+) -> None:
+    job_body["spec"]["data"]["path"] = "s3://user:password@bucket/text"
+    job_body["spec"]["data"]["pattern"] = "s3://user:password@bucket/*"
+    job_body["spec"]["logging"] = {"sinks": [{"type": "MLflow", "mlflow": {"url": "http://user:password@mlflow"}}]}
+    job_body["spec"]["pod"] = {"env": [{"name": "WANDB_API_KEY", "value": "password"}]}
+    found = parameters_of(config(1))
+    assert found["model.layers"] == 4
+    assert found["model.feedForward.size"] == 32
+    assert found["optimizer.learningRate"] == "0.01"
+    assert found["precision.compute"] == "float64"
+    assert found["phases.real.workers"] == 2
+    assert found["phases.real.batch.sequences"] == 6
+    assert found["phases.real.until.step"] == 12
+    assert "password" not in str(found)
+    assert all(value is not None for value in found.values())
+
+
+def test_parameters_have_bounds(config: Callable[..., PhaseConfig]) -> None:
+    phase = config(0)
+    long = phase.data.model_copy(update={"pattern": "x" * 10_000})
+    assert parameters_of(phase.model_copy(update={"data": long}))["data.pattern"] == "x" * 500
+
+
+def test_mlflow_has_the_parameters_of_each_phase_once(
+    config: Callable[..., PhaseConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second execution with another number of workers keeps the first number: MLflow refuses to change values."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    url, job = (tmp_path / "mlflow").as_uri(), config(0).job
+    many: dict[str, Any] = {f"field{n}": n for n in range(250)}
+    for parameters in (many, parameters_of(config(0)), parameters_of(config(1)), many | {"field0": "changed"}):
+        MLflow(Spec(url=url, experiment="tests"), job, parameters).close()
+    client = MlflowClient(tracking_uri=url)
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    expected = parameters_of(config(1)) | parameters_of(config(0)) | many
+    assert run.data.params == {name: str(value) for name, value in expected.items()}
 
 
 @pytest.mark.needs("wandb")
@@ -182,6 +226,9 @@ def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConf
             taken.setdefault(step, figures)
     for name, values in expected(phase).items():
         assert {step: figures[name] for step, figures in taken.items()} == values
+    configured = [nested(record.update) for file in files for record in configs_in(file) if record.update]
+    flat = {name: value for one in configured for name, value in one.items()}
+    assert {name: flat[name] for name in parameters_of(phase)} == parameters_of(phase)
     for name, texts in written(phase).items():
         tables = {step: figures[name] for step, figures in taken.items() if name in figures}
         found = {step: json.loads(media(phase, table["path"]).read_text())["data"] for step, table in tables.items()}
@@ -202,6 +249,14 @@ def records_in(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         history = messages.Record.FromString(content).history
         if history.item:
             yield history.step.num, nested(history.item)
+
+
+def configs_in(file: Path) -> Iterator[Any]:
+    """Yield the records of the run's configuration, those at its start included."""
+    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+    for content in leveldb_records(file.read_bytes()[7:]):
+        record = messages.Record.FromString(content)
+        yield from (record.config, record.run.config)
 
 
 def nested(items: Any) -> dict[str, Any]:

@@ -25,33 +25,35 @@ from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
-class GradientBuffers:
-    """Gradient buffers on the device, shared by units. Only the main thread takes buffers; only the reduction thread
-    gives buffers back."""
+class GradientBuffer:
+    """A gradient buffer on the device, for units that use it one after the other. Only the main thread takes the
+    buffer; only the reduction thread gives it back."""
 
-    def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
+    def __init__(self, memory: Tensor) -> None:
+        """`memory`: [numel]."""
+        self._free: Tensor | None = memory
         self._asked: deque[Future[Tensor]] = deque()
-        """Futures of callers that wait for a buffer, oldest first."""
+        """Futures of callers that wait for the buffer, oldest first."""
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
-        """Return the future of a buffer, [numel]. The future completes at once if a buffer is free. Otherwise it waits
-        for a buffer to be given back; the oldest future gets a buffer first."""
+        """Return the future of the memory. The future completes at once if the buffer is free. Otherwise it waits for
+        the buffer to be given back; the oldest future gets the buffer first."""
         taken: Future[Tensor] = Future()
         with self._lock:
-            if self._free:
-                taken.set_result(self._free.pop())
+            if self._free is not None:
+                taken.set_result(self._free)
+                self._free = None
             else:
                 self._asked.append(taken)
         return taken
 
-    def give_back(self, buffer: Tensor) -> None:
+    def give_back(self, memory: Tensor) -> None:
         with self._lock:
             if self._asked:
-                self._asked.popleft().set_result(buffer)
+                self._asked.popleft().set_result(memory)
             else:
-                self._free.append(buffer)
+                self._free = memory
 
 
 class NewestUpdates:
@@ -135,8 +137,8 @@ class UnitStore:
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Pool -> slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute
         dtype."""
-        self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}
-        """Pool -> gradient buffers for all units without a resident whole gradient."""
+        self.gradient_buffers = self._gradient_buffers()
+        """Unit without a resident whole gradient -> its gradient buffer, which other units use, too."""
 
     def own_part(self, unit: int) -> Tensor:
         """Return this rank's part of a resident working copy, [length], as a view. If the unit's home is the device,
@@ -219,10 +221,13 @@ class UnitStore:
         size = max(map(self._padded_numel, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
-    def _gradient_buffers(self, pool: Pool) -> GradientBuffers:
-        size = max(map(self._padded_numel, self._layout.buffered_units(self._rank, pool)), default=0)
-        count = gradient_buffers(self._layout, self._rank, pool)
-        return GradientBuffers(size, count, self._master, self._groups.device)
+    def _gradient_buffers(self) -> dict[int, GradientBuffer]:
+        found: dict[int, GradientBuffer] = {}
+        for units in gradient_buffers(self._layout, self._rank):
+            size = max(map(self._padded_numel, units))
+            memory = torch.empty(size, dtype=self._master, device=self._groups.device)
+            found.update(dict.fromkeys(units, GradientBuffer(memory)))
+        return found
 
     def _padded_numel(self, unit: int) -> int:
         """Return the number of elements of all shards of a unit together, including the padding at the end."""

@@ -25,7 +25,7 @@ from pseudoreal_trainer.estimate.advice.candidates import (
 )
 from pseudoreal_trainer.estimate.advice.costs import Costs, PhaseCost
 from pseudoreal_trainer.estimate.advice.decision import Compared, Decision, Leg, decide, seconds, speed_up_in_seconds
-from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial, comparable_trials
+from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial, comparable_trials, is_extrapolation
 from pseudoreal_trainer.estimate.advice.intervals import Interval
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 
@@ -120,16 +120,17 @@ class Adviser:
         body = _with_homes(with_phases(self.body, stages, [tokens]), [cost])
         unshared = Plan(UNSHARED, stages, (cost,), (tokens,), body, None, duration, None)
         plans, left_out = self._plans(trials, tokens, unshared)
+        parameters = parameters_of(cost.config)
         return Advice(
             job=self.job,
             study=study_of(model),
-            parameters=parameters_of(cost.config),
+            parameters=parameters,
             tokens=tokens,
             machine=cost.machine,
             unshared=unshared,
             plans=tuple(plans),
             left_out=left_out,
-            decision=_decision(unshared, plans),
+            decision=_decision(unshared, plans, parameters),
         )
 
     def _plans(self, trials: Sequence[Trial], tokens: int, unshared: Plan) -> tuple[list[Plan], dict[str, str]]:
@@ -236,7 +237,7 @@ def _legs(stages: Sequence[Stage], costs: Sequence[PhaseCost]) -> list[Leg] | No
     return legs
 
 
-def _decision(unshared: Plan, plans: Sequence[Plan]) -> Decision:
+def _decision(unshared: Plan, plans: Sequence[Plan], parameters: int) -> Decision:
     if not unshared.fits:
         reasons = "; ".join(unshared.costs[0].reasons)
         return Decision(
@@ -244,4 +245,10 @@ def _decision(unshared: Plan, plans: Sequence[Plan]) -> Decision:
             None,
             f"the job's own model does not fit, and each candidate ends with it: {reasons}",
         )
-    return decide([Compared(p.name, p.candidate.kind, p.speed_up) for p in plans if p.candidate is not None])
+    return decide(
+        [
+            Compared(plan.name, found.kind, plan.speed_up, is_extrapolation(parameters, found.trial))
+            for plan in plans
+            if (found := plan.candidate) is not None
+        ]
+    )

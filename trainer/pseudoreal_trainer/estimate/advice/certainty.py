@@ -2,10 +2,8 @@
 
 from pseudoreal_trainer.estimate.advice.advice import Advice, Plan
 from pseudoreal_trainer.estimate.advice.decision import interval_text
-from pseudoreal_trainer.estimate.advice.evidence import Trial
+from pseudoreal_trainer.estimate.advice.evidence import NEAR, Trial, is_extrapolation
 
-_NEAR = 10.0
-"""Ratio of sizes up to which a trial speaks for a model; beyond it, advice is an extrapolation."""
 _SAME = 0.1
 """Deviation up to which a stage counts as the same part of a model."""
 
@@ -15,9 +13,16 @@ def size_ratio(advice: Advice, trial: Trial) -> float:
     return advice.parameters / trial.parameters
 
 
-def is_extrapolation(advice: Advice, trial: Trial) -> bool:
-    """Return whether the job's model is far larger or smaller than the trial's."""
-    return not 1 / _NEAR <= size_ratio(advice, trial) <= _NEAR
+def distance(advice: Advice) -> str | None:
+    """Return how far the job's model is from the largest trial whose result the advice uses; None if it is near."""
+    used = [plan.candidate.trial for plan in advice.plans if plan.candidate is not None]
+    largest = max(used, key=lambda trial: trial.parameters, default=None)
+    if largest is None or not is_extrapolation(advice.parameters, largest):
+        return None
+    ratio = size_ratio(advice, largest)
+    if ratio < 1:
+        return f"extrapolated to a model {1 / ratio:,.0f} times smaller than the trials'; no interval"
+    return f"extrapolated {ratio:,.0f} times beyond the trials; no interval"
 
 
 def deciding_plan(advice: Advice) -> Plan | None:
@@ -67,13 +72,13 @@ def _on_other_sizes(trial: Trial, trials: tuple[Trial, ...]) -> list[str]:
 def _on_distance(advice: Advice, trial: Trial) -> str:
     ratio = size_ratio(advice, trial)
     size = f"the job's model has {advice.parameters:,} such parameters, {_times(ratio)} the trial's"
-    if is_extrapolation(advice, trial):
+    if is_extrapolation(advice.parameters, trial):
         return f"{size}: an extrapolation, nothing of that size was measured"
     return f"{size}: near to what was measured"
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} times" if ratio >= _NEAR else f"{ratio:.2g} times"
+    return f"{ratio:,.0f} times" if ratio >= NEAR else f"{ratio:.2g} times"
 
 
 def _on_parts(plan: Plan, trial: Trial) -> list[str]:

@@ -49,6 +49,8 @@ class Compared:
     kind: Kind
     speed_up: Interval | None
     """Speed-up in seconds; None if a phase of the candidate does not fit."""
+    is_extrapolation: bool = False
+    """Whether the trial's size is so far from the job's that the interval is not known to hold for the job."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ def decide(candidates: Sequence[Compared]) -> Decision:
     winners = [one for one in eligible if _low(one) > max(1.0, _bar(one, fitting))]
     if winners:
         best = max(winners, key=_low)
-        reason = f"{_figures(best)}; its lower end is above 1{_above(best, fitting)}"
+        reason = f"{_figures(best)} its lower end is above 1{_above(best, fitting)}"
         return Decision("Take", best.name, reason + _smaller(best, fitting))
     open_ones = [one for one in eligible if not _is_refuted(one, fitting)]
     best = max(open_ones or eligible, key=_mean)
     if not open_ones:
-        reason = f"the best of the candidates is {_figures(best)}; {_why_not(best, fitting)}"
+        reason = f"the best of the candidates is {_figures(best)} {_why_not(best, fitting)}"
         return Decision("None", None, reason + _smaller(best, fitting))
-    reason = f"the best of the candidates is {_figures(best)}; {_why_open(best, fitting)}"
+    reason = f"the best of the candidates is {_figures(best)} {_why_open(best, fitting)}"
     return Decision("Level", None, reason + _smaller(best, fitting))
 
 
@@ -120,7 +122,12 @@ def _is_refuted(one: Compared, fitting: Sequence[Compared]) -> bool:
 
 def _figures(one: Compared) -> str:
     assert one.speed_up is not None, "only candidates that fit are compared"
-    return f"{one.name}, {interval_text(one.speed_up)} times as fast as unshared training"
+    if one.is_extrapolation:
+        return (
+            f"{one.name}, {one.speed_up.mean:.2f} times as fast as unshared training (no interval at the job's size);"
+            " at the size of the trials"
+        )
+    return f"{one.name}, {interval_text(one.speed_up)} times as fast as unshared training;"
 
 
 def interval_text(found: Interval, form: str = ".2f") -> str:

@@ -78,6 +78,15 @@ def read_evidence() -> Evidence:
     return Evidence.model_validate_json(text)
 
 
+NEAR = 10.0
+"""Ratio of sizes up to which a trial speaks for a model; beyond it, advice is an extrapolation."""
+
+
+def is_extrapolation(parameters: int, trial: Trial) -> bool:
+    """Return whether a model with so many parameters is far larger or smaller than the trial's."""
+    return not 1 / NEAR <= parameters / trial.parameters <= NEAR
+
+
 def comparable_trials(trials: Sequence[Trial], study: Study, parameters: int) -> list[Trial]:
     """Return one trial of each arm of the study: of those with an interval, if there are any, the one at the common
     size, or else at the size nearest to `parameters`. Arms keep their order.

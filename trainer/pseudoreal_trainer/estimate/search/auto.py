@@ -33,8 +33,8 @@ def device_of(config: PhaseConfig, profile: HardwareProfile) -> Device:
 
 
 def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> ChosenLayout:
-    """Return the fastest layout that fits; of equally fast layouts, the simplest. `threads`: number of threads per
-    rank. Raises InvalidJobError if none fits, and ValueError if the profile lacks a figure that the phase needs."""
+    """Return the first layout of `Search.fastest`. `threads`: number of threads per rank. Raises InvalidJobError if
+    none fits, and ValueError if the profile lacks a figure that the phase needs."""
     device = device_of(config, profile)
     found = next(Search(config, device, profile, threads).fastest(), None)
     if found is None:

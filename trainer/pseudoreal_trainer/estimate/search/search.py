@@ -1,4 +1,5 @@
-"""The fastest layouts of a phase, best first. Pure.
+"""The fastest layouts of a phase, best first. Layouts that a forecast cannot tell apart in seconds are ordered by their
+free memory. Pure.
 
 Layouts wait in a priority queue ordered by a lower bound on their seconds. A layout that reaches the front is
 simulated, and waits again with its simulated seconds. The first simulated layout to reach the front is therefore the
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 
-from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, state_fits, violations
+from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
 from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
@@ -25,10 +26,16 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes
 from pseudoreal_trainer.plan.memory.homes import Peaks, activation_peaks, choose_homes, nearest_homes
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.sizes import Device, Sizes
 
 Homes = tuple[Home, ...]
 """Home of each unit."""
+
+SECONDS_RESOLUTION = 0.01
+"""Largest difference between the seconds of two steps, as a share of the smaller one, that counts as none."""
+MEMORY_STEPS = 10
+"""Number of steps in which free memory is compared: a forecast of the peak is accurate to a tenth."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,9 @@ class Found:
 
     choice: Choice
     seconds: float
+    free_memory: int
+    """Free device memory of the rank that has the least, in whole tenths of the device; 0 if the device's memory is not
+    known."""
 
 
 @dataclass
@@ -71,14 +81,24 @@ class Search:
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Yield the layouts that fit, fastest first; of equally fast layouts, the simplest first. Raises ValueError if
+        """Yield the layouts that fit, fastest first. Of layouts as fast as the fastest one before them, up to
+        `SECONDS_RESOLUTION`, yield the layout with the most free memory first, then the simplest. Raises ValueError if
         the profile lacks a figure that the phase needs."""
+        equal: list[Found] = []
+        for found in self._by_seconds():
+            if equal and found.seconds > equal[0].seconds * (1 + SECONDS_RESOLUTION):
+                yield from _by_free_memory(equal)
+                equal = []
+            equal.append(found)
+        yield from _by_free_memory(equal)
+
+    def _by_seconds(self) -> Iterator[Found]:
         waiting = [entry for choice in choices(self._config) if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
             entry = heapq.heappop(waiting)
             if entry.simulated:
-                yield Found(entry.choice, entry.seconds)
+                yield Found(entry.choice, entry.seconds, self._free_memory(entry.choice))
             elif (further := self._next_entry(entry)) is not None:
                 heapq.heappush(waiting, further)
             else:
@@ -137,7 +157,7 @@ class Search:
         config, sizes, fixed = self._config, self._sizes_of(choice), self._fixed_layout(choice)
         if not state_fits(config, fixed, sizes, self._profile):
             return None
-        kind = replace(choice, sharding="None", replicas=1)
+        kind = _of_activations(choice)
         if kind not in self._peaks:
             self._peaks[kind] = activation_peaks(fixed, sizes)
         peaks = self._peaks[kind]
@@ -145,6 +165,17 @@ class Search:
             return None
         layout = fixed.with_homes(choose_homes(config.offload, fixed, sizes, peaks))
         return None if violations(config, layout, sizes, peaks, self._profile) else layout.homes
+
+    def _free_memory(self, choice: Choice) -> int:
+        if self._profile.device_bytes is None:
+            return 0
+        layout, sizes = self._fitting_layout(choice), self._sizes_of(choice)
+        assert layout is not None, "only layouts that fit are simulated"
+        peaks = self._peaks[_of_activations(choice)]
+        most = max(resident_bytes(layout, sizes, rank).device + peak.device for rank, peak in enumerate(peaks))
+        device = room(layout, sizes, self._profile, self._config.precision.compute).device
+        assert device is not None, "the memory of the device is known"
+        return MEMORY_STEPS * (device - most) // self._profile.device_bytes
 
     def _simulated(self, entry: "_Entry", layout: Layout) -> "_Entry":
         self.counts.simulated += 1
@@ -165,6 +196,15 @@ class Search:
             )
         micro_batch = self._config.batch.sequences // choice.micro_batches
         return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
+
+
+def _of_activations(choice: Choice) -> Choice:
+    """Return the choice without the fields on which activation peaks do not depend."""
+    return replace(choice, sharding="None", replicas=1)
+
+
+def _by_free_memory(equal: list[Found]) -> list[Found]:
+    return sorted(equal, key=lambda found: (-found.free_memory, found.choice.simplicity))
 
 
 def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:

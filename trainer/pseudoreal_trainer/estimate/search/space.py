@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Sort key; smaller is simpler. Of equally fast layouts, the simplest is chosen."""
+        """Sort key; smaller is simpler."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
         mesh = (self.pipeline, self.expert_ranks, self.replicas)
         return (*mesh, cut, order, self.micro_batches, int(self.keep == "All"))

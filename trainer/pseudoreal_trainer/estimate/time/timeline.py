@@ -5,14 +5,13 @@ plan order; copies, collectives, messages and the disk work beside them. All dat
 so one of them is simulated. What a record waits for and where it runs is in `plan.effects`.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pseudoreal_trainer.estimate.time.costs import Costs
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of, result
-from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -130,10 +129,10 @@ class _Rank:
         """Record, as returned by `result` -> its newest task, in this step or an earlier one."""
         self._accumulating: set[int] = set()
         """Units that have a gradient buffer."""
-        self._buffers_taken: Counter[Pool] = Counter()
-        self._buffers_freed: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
-        """Tasks that freed a gradient buffer, in order."""
-        self._buffers = {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
+        self._buffers = {unit: number for number, units in enumerate(gradient_buffers(layout, rank)) for unit in units}
+        """Unit -> number of its gradient buffer; units that have a whole gradient of their own are absent."""
+        self._freed: dict[int, int] = {}
+        """Number of a gradient buffer -> newest task that freed it."""
         self._to_finish: list[int] = []
         """Tasks that must end for the step to end."""
         self._speculated: dict[int, int] = {}
@@ -185,7 +184,7 @@ class _Rank:
         self._done[result(record)] = last
         for unit in self._accumulating.intersection(effects.frees):
             self._accumulating.remove(unit)
-            self._buffers_freed[self._layout.pool_of(unit)].append(last)
+            self._freed[self._buffers[unit]] = last
 
     def _in_turn(
         self, record: Record, effects: Effects, ready: Sequence[int | None], awaits: Sequence[Hashable]
@@ -241,10 +240,7 @@ class _Rank:
     def _take_buffer(self, unit: int) -> int | None:
         """Return the task that ended the previous use of the buffer; None if this is the buffer's first use."""
         self._accumulating.add(unit)
-        pool = self._layout.pool_of(unit)
-        before = self._buffers_taken[pool] - self._buffers[pool]
-        self._buffers_taken[pool] += 1
-        return self._buffers_freed[pool][before] if before >= 0 else None
+        return self._freed.get(self._buffers[unit])
 
     def _wait(self, follows: Iterable[int | None], awaits: Iterable[Hashable] = ()) -> int:
         """Make the main thread wait; return the task with which it continues."""

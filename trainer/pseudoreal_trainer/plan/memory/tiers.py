@@ -1,5 +1,6 @@
 """Bytes that a rank holds through the whole step, by tier: state, working copies, window, buffers. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
@@ -51,11 +52,13 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     working = Tiers(
         device=sum(
             _window(layout, sizes, rank, pool)
-            + _gradient_buffers(layout, sizes, rank, pool)
             + _measuring_buffers(layout, sizes, rank, pool)
             + _shard_copies(layout, sizes, rank, pool)
-            + _reduction_results(layout, sizes, rank, pool)
             for pool in POOLS
+        )
+        + sum(
+            _gradient_buffer(layout, sizes, units) + _reduction_result(layout, sizes, units)
+            for units in gradient_buffers(layout, rank)
         )
         + sizes.mask
         + _tokens_on_device(layout, sizes, rank)
@@ -68,13 +71,17 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def min_resident_device_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return a lower bound of `resident_bytes(...).device`: the device bytes that do not depend on the order of passes.
-    These are the state, the window, and two gradient buffers, one in a reduction while the other accumulates."""
+    These are the state, the window, and two gradient buffers per pool, one in a reduction while the other accumulates:
+    one for the largest unit, and one for at least the smallest."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
     return state + sum(
-        _window(layout, sizes, rank, pool)
-        + _buffer_bytes(layout, sizes, rank, pool, min(2, len(layout.buffered_units(rank, pool))))
-        for pool in POOLS
+        _window(layout, sizes, rank, pool) + _min_gradient_buffers(layout, sizes, rank, pool) for pool in POOLS
     )
+
+
+def _min_gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    elements = sorted(sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool))
+    return sum(elements[-1:] + elements[:-1][:1]) * sizes.master_bytes
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
@@ -106,13 +113,9 @@ def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
     return layout.slots(rank, pool) * largest * sizes.compute_bytes
 
 
-def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
-    return _buffer_bytes(layout, sizes, rank, pool, gradient_buffers(layout, rank, pool))
-
-
-def _buffer_bytes(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
-    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
-    return buffers * largest * sizes.master_bytes
+def _gradient_buffer(layout: Layout, sizes: Sizes, units: Iterable[int]) -> int:
+    """Return the bytes of the gradient buffer of these units."""
+    return max(sizes.whole(layout, unit) for unit in units) * sizes.master_bytes
 
 
 def _shard_copies(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
@@ -125,16 +128,16 @@ def _shard_copies(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
     return min(layout.slots(rank, pool), len(sharded)) * sizes.allocated(largest * sizes.compute_bytes)
 
 
-def _reduction_results(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
-    """Return the bytes of this rank's parts of reduced gradients on their way to another home. A reduction holds a
-    gradient buffer from its start until its result is in the home, so there are as many results as buffers."""
-    sharded = [unit for unit in layout.buffered_units(rank, pool) if _crosses_in_parts(layout, unit)]
+def _reduction_result(layout: Layout, sizes: Sizes, units: Iterable[int]) -> int:
+    """Return the bytes of this rank's part of a reduced gradient on its way to another home, for the gradient buffer of
+    these units. A reduction holds the buffer from its start until its result is in the home, so each buffer has at most
+    one result."""
+    sharded = [unit for unit in units if _crosses_in_parts(layout, unit)]
     if sizes.device == "cpu":
         # There a reduction writes into a gradient that the host keeps.
         sharded = [unit for unit in sharded if layout.home(unit) == "Disk" or not layout.keeps_gradients]
     largest = max((sizes.shard(layout, unit) for unit in sharded), default=0)
-    buffers = min(gradient_buffers(layout, rank, pool), len(sharded))
-    return buffers * sizes.allocated(largest * sizes.master_bytes)
+    return sizes.allocated(largest * sizes.master_bytes)
 
 
 def _crosses_in_parts(layout: Layout, unit: int) -> bool:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,6 +86,21 @@ def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProf
     return min_step_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
 
 
+Ranked = tuple[float, int, tuple[int, ...]]
+"""Seconds, tenths of the device that are free, simplicity."""
+
+
+def ranked(layouts: list[Ranked]) -> list[Ranked]:
+    """Return the layouts in groups of layouts that are at most 1 % slower than the fastest of the rest; in a group, the
+    most free memory first, then the simplest."""
+    rest, result = sorted(layouts), []
+    while rest:
+        group = [layout for layout in rest if layout[0] <= 1.01 * rest[0][0]]
+        result += sorted(group, key=lambda layout: (-layout[1], layout[2]))
+        rest = rest[len(group) :]
+    return result
+
+
 def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
     """Return the peak device bytes of a layout."""
     return plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
@@ -98,13 +113,30 @@ def test_search_finds_the_same_layouts_as_brute_force(
     eight_ranks(job_body, model)
     phase = config(PHASE)
     everything = {choice: bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
-    expected = sorted((seconds, choice.simplicity) for choice, (_, seconds) in everything.items())
+    expected = ranked([(seconds, 0, choice.simplicity) for choice, (_, seconds) in everything.items()])
     search = Search(phase, "cpu", NETWORKS[name], 1)
-    assert [(found.seconds, found.choice.simplicity) for found in search.fastest()] == expected
+    assert [(found.seconds, 0, found.choice.simplicity) for found in search.fastest()] == expected
     assert len(expected) > 200
     assert expected[0][0] < expected[-1][0] / 2
     assert all(0 < bound <= seconds for bound, seconds in everything.values())
     assert max(bound / seconds for bound, seconds in everything.values()) > 0.9
+
+
+def test_of_equally_fast_layouts_the_first_has_the_most_free_memory(phase: PhaseConfig) -> None:
+    hardware = NETWORKS["fast networks"]
+    needs = {choice: peak(phase, choice, hardware) for choice in choices(phase)}
+    memory = max(needs.values())
+    known = hardware.model_copy(update={"device_bytes": memory})
+    expected = ranked(
+        [
+            (bound_and_seconds(phase, choice, hardware)[1], 10 * (memory - need) // memory, choice.simplicity)
+            for choice, need in needs.items()
+        ]
+    )
+    found = [*Search(phase, "cpu", known, 1).fastest()]
+    assert [(each.seconds, each.free_memory, each.choice.simplicity) for each in found] == expected
+    simplest = ranked([(seconds, 0, simplicity) for seconds, _, simplicity in expected])
+    assert simplest[0][2] != expected[0][2], "without the memory, another layout is first"
 
 
 @pytest.mark.parametrize("name", ["slow updates", "eight ranks on four cores"])
@@ -113,8 +145,8 @@ def test_no_layout_is_faster_than_its_bound_without_global_clipping(phase: Phase
     faster."""
     mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
     phase = phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update={"clipping": mode})})
-    best = next(Search(phase, "cpu", NETWORKS[name], 1).fastest())
-    assert best.seconds == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
+    best = min(found.seconds for found in islice(Search(phase, "cpu", NETWORKS[name], 1).fastest(), 20))
+    assert best == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +318,7 @@ def test_search_under_a_budget_finds_the_same_layouts_as_brute_force(
     search = Search(phase, "cpu", hardware, 1)
     found = {entry.choice: entry.seconds for entry in search.fastest()}
     assert found.keys() == fitting.keys()
-    assert [*found.values()] == sorted(found.values())
+    assert all(one <= 1.01 * other for one, other in pairwise(found.values()))
     seconds = {choice: float(report.step_seconds or 0) for choice, report in fitting.items()}
     if clipping == "Global":
         assert found == seconds
@@ -325,5 +357,5 @@ def test_search_for_512_ranks_takes_less_than_a_minute(job_body: dict[str, Any],
     first, second, third = islice(search.fastest(), 3)
     print(f"{time.process_time() - begin:.1f} s, {search.counts}, {first}")
     assert time.process_time() - begin < 60
-    assert first.seconds <= second.seconds <= third.seconds
+    assert first.seconds <= 1.01 * second.seconds <= 1.01**2 * third.seconds
     assert search.counts.simulated < search.counts.layouts / 20

@@ -67,6 +67,7 @@ ONE_RANK = [
     Case(precision="bfloat16", micro_batches=6, homes="h", clipping="Global", speculates=True),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
+    *each(precision="float32", order=["1F1B", "Layered"], micro_batches=2, homes="h", vocabulary=3000),
     Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
     Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),

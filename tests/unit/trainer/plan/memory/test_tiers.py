@@ -137,10 +137,8 @@ def test_shards_that_cross_the_bus_are_counted_on_the_device(
 
 
 def _buffers_and_window(layout: Layout, sizes: Sizes) -> int:
-    moving, block = layout.moving_units(0, "Blocks"), sizes.units[1].numel
-    window = 2 * 3 * max((sizes.whole(layout, unit) for unit in moving), default=0)
-    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(0, "Blocks")), default=block)
-    return window + 4 * largest * gradient_buffers(layout, 0, "Blocks")
+    window = 2 * 3 * max((sizes.whole(layout, unit) for unit in layout.moving_units(0, "Blocks")), default=0)
+    return window + 4 * sum(max(sizes.whole(layout, unit) for unit in units) for units in gradient_buffers(layout, 0))
 
 
 def _blocks_of_512(size: int) -> int:
@@ -179,7 +177,28 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
     ],
 )
 def test_gradients_that_accumulate_at_the_same_time_have_a_buffer_each(layout: Layout, expected: int) -> None:
-    assert gradient_buffers(layout, 0, "Blocks") == expected
+    assert len(gradient_buffers(layout, 0)) == expected
+
+
+@pytest.mark.parametrize("order", ["1F1B", "GPipe"])
+def test_depth_first_orders_have_memory_for_one_gradient_per_parameter(order: str) -> None:
+    """All gradients accumulate at the same time. Embedding and head are much larger than a block."""
+    sizes = make_sizes(6, vocabularySize=8000)
+    assert sizes.units[0].numel > 15 * sizes.units[1].numel
+    layout = make_layout(6, 1, 3, data=4, sharding="Full", order=order, homes=everywhere("Host", 6))
+    window = 2 * 4 * sizes.whole(layout, 7)
+    gradients = 4 * sum(sizes.whole(layout, unit) for unit in range(layout.units))
+    assert resident_bytes(layout, sizes, 0).device == window + gradients
+
+
+def test_layered_orders_have_memory_for_two_gradients() -> None:
+    """The units take the two buffers in turn: head and blocks 4, 2, 0; blocks 5, 3, 1 and the embedding."""
+    sizes = make_sizes(6, vocabularySize=8000)
+    layout = make_layout(6, 1, 3, homes=everywhere("Host", 6))
+    assert gradient_buffers(layout, 0) == [[7, 5, 3, 1], [6, 4, 2, 0]]
+    window = 2 * 4 * sizes.whole(layout, 7)
+    gradients = 4 * (sizes.whole(layout, 0) + sizes.whole(layout, 7))
+    assert resident_bytes(layout, sizes, 0).device == window + gradients
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pseudoreal_trainer.engine.state.direct_file import DirectFile
 from pseudoreal_trainer.engine.state.disk import Staging
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.engine.state.snapshot import Ring
-from pseudoreal_trainer.engine.state.store import GradientBuffers
+from pseudoreal_trainer.engine.state.store import GradientBuffer
 from torch import Tensor
 
 from tests.unit.trainer.engine.races.support.detector import Clock, join
@@ -108,8 +108,8 @@ class Emulation:
         for kind in (Staging, BounceBuffers):
             yield patch.object(kind, "give_back", self._gives(kind.give_back, _argument))
             yield patch.object(kind, "take", self._takes(kind.take, _result))
-        yield patch.object(GradientBuffers, "give_back", self._gives(GradientBuffers.give_back, _argument))
-        yield patch.object(GradientBuffers, "take", self._takes(GradientBuffers.take, _value_of_future))
+        yield patch.object(GradientBuffer, "give_back", self._gives(GradientBuffer.give_back, _argument))
+        yield patch.object(GradientBuffer, "take", self._takes(GradientBuffer.take, _value_of_future))
         yield patch.object(Ring, "give_back", self._gives(Ring.give_back, _itself))
         yield patch.object(Ring, "take", self._takes(Ring.take, _itself))
 
