@@ -29,7 +29,8 @@ class SkippingCase(Case):
     @property
     def optimizer(self) -> OptimizerSpec:
         # No norm reaches this bound: the clip factor is exactly 1, in whatever order the norm is summed.
-        return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm="1000"), non_finite="Skip")
+        clipping = Clipping(mode=self.clipping, norm="1000")
+        return OptimizerSpec(clipping=clipping, non_finite="Skip", moments=self.moments)
 
 
 def spoilt(case: Case) -> AbstractContextManager[object]:
