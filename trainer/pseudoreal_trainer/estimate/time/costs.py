@@ -36,11 +36,11 @@ from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 _UPDATE_BYTES = 30
 """Bytes of memory that an update on the host moves for each element. A speculative update also copies weights and
 moments."""
-_ROUNDING_ON_HOST = 2.2
+ROUNDING_ON_HOST = 2.2
 """Time of an update that rounds moments to bfloat16, relative to an update of float32 moments, measured on two cores
 (`python -m benchmarks.moments`): random bits and rounding cost more than the memory traffic that they save."""
-_ROUNDING_ON_DEVICE = (42 + 180) / 42
-"""The same on a device, where each of the 24 operations moves its bytes: not measured."""
+ROUNDING_ON_GPU = (42 + 180) / 42
+"""The same on a GPU, where each of the 24 operations moves its bytes: not measured."""
 
 Load = Traffic | Literal["optimizer"]
 """Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
@@ -186,7 +186,8 @@ class MeasuredCosts:
             speeds.update_on_device_seconds_per_element if on_device else speeds.update_on_host_seconds_per_element
         )
         if self._sizes.rounds_moments:
-            seconds *= _ROUNDING_ON_DEVICE if on_device else _ROUNDING_ON_HOST
+            is_on_gpu = on_device and self._sizes.device == "accelerator"
+            seconds *= ROUNDING_ON_GPU if is_on_gpu else ROUNDING_ON_HOST
         return self._sizes.shard(self._layout, unit) * seconds
 
     def _copy_of_state(self, unit: int) -> float:
