@@ -120,7 +120,10 @@ class Reader:
                 if dtype == tensor.dtype:
                     file.read_into(entry, first - piece.begin, found)
                 else:
-                    found[:] = file.read_narrow(entry, dtype, first - piece.begin, last - first)
+                    # In chunks: widening takes memory for copies.
+                    for start in range(0, len(found), _CHUNK):
+                        part = found[start : start + _CHUNK]
+                        part[:] = file.read_narrow(entry, dtype, first - piece.begin + start, len(part))
         for number, elements in by_expert(begin, end, prod(tensor.shape) // len(divisors)):
             part, divisor = out[elements.start - begin : elements.stop - begin], divisors[number]
             if divisor == 0:
