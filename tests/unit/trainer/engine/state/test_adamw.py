@@ -13,10 +13,11 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
+from tests.unit.trainer.engine.state.support.pieces import PIECE
+
 pytestmark = pytest.mark.processor
 
 SPEC, RATE, SCALE = Optimizer(epsilon="1e-4"), 1e-2, 0.3
-PIECE = 1 << 14
 
 
 def ranges_of(length: int, decayed: int) -> tuple[UpdateRange, ...]:
@@ -55,16 +56,6 @@ def update_in_three_passes(slices: Slices, steps: int, scale: float) -> None:
         )
     if slices.compute is not None:
         slices.compute.copy_(slices.weights)
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdamW]:
-    monkeypatch.setattr(memory, "PIECE", PIECE)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield AdamW()
-    assert torch.get_num_threads() == request.param, "the other threads have their own number"
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("scale", [1.0, SCALE])

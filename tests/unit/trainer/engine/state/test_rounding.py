@@ -1,7 +1,7 @@
 """Moments in bfloat16: the random bits of the rounding, the rounding itself, and updates with it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.state import memory
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange, random_ranges
 from pseudoreal_trainer.plan.parts import own_units, parts_of
@@ -20,6 +19,7 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.support.rounding import random_halves, rounded
+from tests.unit.trainer.engine.state.support.pieces import PIECE
 
 pytestmark = pytest.mark.processor
 
@@ -166,18 +166,6 @@ def test_moments_that_are_not_finite_do_not_become_finite(bits: int, monkeypatch
 
 def test_moments_of_float64_masters_are_rounded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _round(1.001, monkeypatch, torch.float64).equal(_round(1.001, monkeypatch))
-
-
-PIECE = 1 << 14
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdamW]:
-    monkeypatch.setattr(memory, "PIECE", PIECE)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield AdamW()
-    torch.set_num_threads(before)
 
 
 def _slices(length: int, moments: torch.dtype, **options: Any) -> Slices:
