@@ -47,8 +47,10 @@ class Ours:
             units=self.units,
             master=torch.float32,
             compute=torch.bfloat16,
+            moments=torch.float32,
             compiled=False,
             offload_directory=folder,
+            seed=0,
         )
         self.engine = Engine(blueprint, create_process_groups(self.layout, Ranks(0, 1, device)), Trace(0))
         self._fill()

@@ -61,13 +61,31 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
     )
 
 
-def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute: torch.dtype = torch.float32) -> Engine:
-    """Return an engine with one block per layer, like the other stacks."""
+def make_engine(
+    work: Work,
+    ranks: Ranks,
+    layout: Layout,
+    folder: Path,
+    compute: torch.dtype = torch.float32,
+    moments: torch.dtype = torch.float32,
+    optimizer: Optimizer | None = None,
+) -> Engine:
+    """Return an engine with one block per layer, like the other stacks, and with their optimizer if none is given."""
     layers = work.model.layers
     units = units_of(work.model, Sharing(blocks=layers))
     clipping = Clipping(mode=layout.clipping)
-    optimizer = Optimizer(weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=clipping)
-    blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
+    usual = Optimizer(weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=clipping)
+    blueprint = Blueprint(
+        model=work.model,
+        optimizer=optimizer or usual,
+        units=units,
+        master=torch.float32,
+        compute=compute,
+        moments=moments,
+        compiled=False,
+        offload_directory=folder,
+        seed=work.seed,
+    )
     engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)

@@ -16,8 +16,7 @@ class Clipping(ApiModel):
         "Global",
         description="mode says which norm bounds the gradient. Global: the norm of the whole gradient; updates"
         " wait for all of it and overlap the next step's forward pass. PerUnit: each unit's own norm;"
-        " updates overlap the backward pass. None: the gradient is not bounded; updates overlap the"
-        " backward pass.",
+        " updates overlap the backward pass. None: no bound; updates overlap the backward pass.",
     )
     norm: DecimalString = Field(
         "1.0",
@@ -27,8 +26,8 @@ class Clipping(ApiModel):
     updates: Annotated[Literal["AfterNorm", "Speculative"], Since(4)] = Field(
         "AfterNorm",
         description="updates says when updates start with mode Global. AfterNorm: when the norm is known. Speculative:"
-        " on the host, when a unit's gradient is reduced; if the gradient is clipped, they are undone and repeated."
-        " Same bits; takes memory for a second copy of weights and moments.",
+        " on the host, when a unit's gradient is reduced; a clipped step undoes and repeats"
+        " them. Same bits; needs memory for a copy of weights and moments.",
     )
 
 
@@ -43,13 +42,11 @@ class Multiplier(ApiModel):
     )
     learning_rate: DecimalString = Field(
         "1",
-        description="learningRate multiplies their learning rate, in every step of the schedule. With 0 they stay as"
-        " they are.",
+        description="learningRate multiplies their learning rate; 0 keeps them as they are.",
     )
     weight_decay: DecimalString = Field(
         "1",
-        description="weightDecay multiplies their weight decay, which takes weightDecay times the learning rate off a"
-        " weight in a step, both multiplied.",
+        description="weightDecay multiplies their weight decay, beside learningRate.",
     )
 
 
@@ -91,7 +88,7 @@ class Optimizer(ApiModel):
     )
     multipliers: Annotated[list[Multiplier], Field(max_length=8), Since(4)] = Field(
         [],
-        description="multipliers give groups of tensors another learning rate or weight decay than the others.",
+        description="multipliers give groups of tensors another learning rate or weight decay.",
         json_schema_extra=list_map("tensors"),
     )
     beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
@@ -100,19 +97,24 @@ class Optimizer(ApiModel):
         "1e-8",
         description="epsilon is added to the root of the second moment, which divides the first; 1e-37 at least.",
     )
+    moments: Annotated[Literal["Master", "BFloat16"], Since(4)] = Field(
+        "Master",
+        description="moments is their format. Master: that of master weights. BFloat16: rounded stochastically, alike"
+        " in every layout; 4 bytes a parameter less, slower updates.",
+    )
     clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
     z_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
-        description="zLoss is the factor of a term that is added to the loss: the mean over the tokens of the square of"
-        " the logarithm of the softmax's denominator. It keeps logits small; 1e-5 is usual. The loss that is"
-        " reported is without it.",
+        description="zLoss is the factor of a term of the loss: the mean over the tokens of the square of"
+        " the logarithm of the softmax's denominator. It keeps logits small; 1e-5 is usual. The reported"
+        " loss is without it.",
     )
     non_finite: Literal["Fail", "Skip"] = Field(
         "Fail",
         description="nonFinite says what follows when a loss or a gradient is infinite or not a number. Fail: the"
-        " execution ends before such a value reaches a weight. Skip: the update is left out, that of the"
-        " whole model with clipping Global or when the loss is not finite, otherwise that of each unit"
-        " (embedding, block, head) whose gradient is not; training goes on with the next samples."
+        " execution ends before such a value reaches a weight. Skip: the update is left out, of the whole"
+        " model with clipping Global or if the loss is not finite, else of each unit (embedding, block, head) whose"
+        " gradient is not; training goes on with the next samples."
         " After 10 such steps in a row the execution ends.",
     )
     idle_experts: Annotated[Literal["Update", "Skip"], Since(4)] = Field(
@@ -120,7 +122,7 @@ class Optimizer(ApiModel):
         description="idleExperts says what happens in a step to experts that none of its tokens chose. Update: they are"
         " updated with a gradient of zero: their moments shrink, and the weights go on by the first moment and decay."
         " Skip: their weights and moments stay as they are, and the bias correction counts all steps of the job."
-        " Needs clipping Global, with which choices are known before the first update.",
+        " Needs clipping Global.",
     )
 
 

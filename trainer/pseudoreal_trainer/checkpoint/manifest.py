@@ -64,7 +64,8 @@ class Piece(ApiModel):
 
 class StoredTensor(ApiModel):
     shape: tuple[int, ...]
-    dtype: str = Field(description="Of the weights and of both moments.")
+    dtype: str = Field(description="Of the weights.")
+    moment_dtype: str | None = Field(None, description="Of both moments. None: the same as of the weights.")
     pieces: list[Piece] = Field(description="They cover the tensor, in order, each element once.")
 
 

@@ -24,9 +24,11 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
     return {index: span for index, span in found.items() if span}
 
 
-def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
+def tensors_of(
+    layout: Layout, units: Sequence[Unit], dtype: str, moment_dtype: str | None = None
+) -> dict[str, StoredTensor]:
     """Return name of a tensor -> its entry in the manifest. A file has the number of the rank that writes it. `units`:
-    the whole units of the model.
+    the whole units of the model. `moment_dtype`: dtype of the moments; None: the same as of the weights.
 
     Units of one shape that are used by the same pipeline ranks are cut alike and share their tensor objects: 80 blocks
     on 1,024 ranks have 85,000 pieces.
@@ -41,12 +43,12 @@ def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, S
         first = groups[number][0]
         key = (shape, layout.users[first], layout.pool_of(first))
         if key not in cut:
-            cut[key] = _cut(layout, unit, groups[number], dtype)
+            cut[key] = _cut(layout, unit, groups[number], dtype, moment_dtype)
         found |= zip((one.name for one in unit.parameters), cut[key], strict=True)
     return found
 
 
-def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str) -> list[StoredTensor]:
+def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str, moment_dtype: str | None) -> list[StoredTensor]:
     """Return the tensors of a unit of the model. `groups`: its units in the layout, one or one per group of experts."""
     mesh, size = layout.mesh, layout.mesh.data
     own = [own_units([unit], c, layout.expert_ranks, layout.expert_groups) for c in range(layout.expert_ranks)]
@@ -58,7 +60,10 @@ def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str) -> list[
                 pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
     for found in pieces.values():
         found.sort(key=lambda piece: piece.begin)  # ranks of the same experts may not be consecutive
-    return [StoredTensor(shape=one.whole, dtype=dtype, pieces=pieces[one.name]) for one in unit.parameters]
+    return [
+        StoredTensor(shape=one.whole, dtype=dtype, moment_dtype=moment_dtype, pieces=pieces[one.name])
+        for one in unit.parameters
+    ]
 
 
 def _span(unit: Unit, part: int, parts: int) -> range:

@@ -21,7 +21,8 @@ from pseudoreal_trainer.checkpoint.manifest import (
     entry_name,
     of_kind,
 )
-from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.checkpoint.precision import Array
+from pseudoreal_trainer.checkpoint.tensor_file import TensorFile
 from pseudoreal_trainer.checkpoint.visibility import open_when_visible
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, has_expert_rows, in_block, unit_of
@@ -57,7 +58,7 @@ class Reader:
 
     @property
     def dtype(self) -> str:
-        """Numpy name of the dtype of all tensors."""
+        """Numpy name of the dtype of all tensors. Moments in bfloat16 are read in this dtype, too."""
         return next(iter(self.manifest.tensors.values())).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -106,6 +107,7 @@ class Reader:
         if not any(divisors):
             out[:] = 0
             return out
+        dtype = tensor.dtype if kind == "weights" else tensor.moment_dtype or tensor.dtype
         pieces_of = Counter(piece.file for piece in tensor.pieces)
         for piece in tensor.pieces:
             first, last = max(begin, piece.begin), min(end, piece.end)
@@ -115,7 +117,13 @@ class Reader:
                     entry = of_kind(format_4.entry_name(source, piece.begin // prod(tensor.shape[1:])), kind)
                 else:
                     entry = entry_name(source, kind, piece.begin, is_alone=pieces_of[piece.file] == 1)
-                file.read_into(entry, first - piece.begin, found)
+                if dtype == tensor.dtype:
+                    file.read_into(entry, first - piece.begin, found)
+                else:
+                    # In chunks: widening takes memory for copies.
+                    for start in range(0, len(found), _CHUNK):
+                        part = found[start : start + _CHUNK]
+                        part[:] = file.read_narrow(entry, dtype, first - piece.begin + start, len(part))
         for number, elements in by_expert(begin, end, prod(tensor.shape) // len(divisors)):
             part, divisor = out[elements.start - begin : elements.stop - begin], divisors[number]
             if divisor == 0:

@@ -12,13 +12,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pseudoreal_trainer.checkpoint.manifest import FileDigest
+from pseudoreal_trainer.checkpoint.precision import Array, empty, widen
 from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.storage.storage import Content, storage_of
-
-Array = NDArray[Any]
 
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -142,6 +140,15 @@ class TensorFile:
         if _DTYPES[entry["dtype"]] != out.dtype.name:
             raise ValueError(f"{name} is {entry['dtype']} in its file, not {out.dtype.name} as its manifest says")
         self.bytes_into(name, begin, out)
+
+    def read_narrow(self, name: str, dtype: str, begin: int, count: int) -> Array:
+        """Return `count` elements of a tensor of this type from `begin` on, in a type of numpy that represents each of
+        them."""
+        if self.form(name).dtype != dtype:
+            raise ValueError(f"{name} is {self._entries[name]['dtype']} in its file, not {dtype} as its manifest says")
+        numbers = empty(count, dtype)
+        self.bytes_into(name, begin, numbers)
+        return widen(numbers, dtype, "float32")
 
     def bytes_into(self, name: str, begin: int, out: Array) -> None:
         """Fill `out` with the bytes of the elements from `begin` on. `out` is contiguous, and its item size is the

@@ -18,15 +18,23 @@ class RankWriter:
     """Writer of a rank's part of each unit. Order: unit by unit; for each unit the weights, then the first moments,
     then the second moments."""
 
-    def __init__(self, folder: StoragePath, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
-        """`units`: the parts of each unit, in the order of writing."""
+    def __init__(
+        self,
+        folder: StoragePath,
+        rank: int,
+        units: Sequence[Sequence[Part]],
+        dtype: str,
+        moment_dtype: str | None = None,
+    ) -> None:
+        """`units`: the parts of each unit, in the order of writing. `moment_dtype`: dtype of the moments; None: the
+        same as of the weights."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
         parts_of = Counter(part.name for parts in units for part in parts)
 
         def forms(parts: Sequence[Part], kind: Kind) -> dict[str, Form]:
             return {
                 entry_name(part.name, kind, part.begin, is_alone=parts_of[part.name] == 1): Form(
-                    part.stored_shape, dtype
+                    part.stored_shape, dtype if kind == "weights" else moment_dtype or dtype
                 )
                 for part in parts
             }

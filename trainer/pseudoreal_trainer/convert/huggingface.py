@@ -16,11 +16,11 @@ from pseudoreal_api.spec.model import Model
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import Tracked
+from pseudoreal_trainer.checkpoint.precision import narrow
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.convert.facts import facts_of
-from pseudoreal_trainer.convert.precision import narrow
 from pseudoreal_trainer.convert.published_config import published_facts
 from pseudoreal_trainer.convert.rotary import rotary_entries
 from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer

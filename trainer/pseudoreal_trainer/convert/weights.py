@@ -16,10 +16,10 @@ from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
-from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.checkpoint.precision import Array, empty, widen
+from pseudoreal_trainer.checkpoint.tensor_file import TensorFile
 from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
 from pseudoreal_trainer.convert.facts import Facts, differences, facts_of
-from pseudoreal_trainer.convert.precision import empty, widen
 from pseudoreal_trainer.convert.published_config import published_facts, trained_length
 from pseudoreal_trainer.convert.selection import Layers, adds_layers, layers_of_blocks, origins_of_layers
 from pseudoreal_trainer.errors import InvalidJobError, NotExportable, TrainingError, UnfitWeights

@@ -20,7 +20,11 @@ class Blueprint:
     """Units of the model, each with all of its experts, even if a rank holds only some of them."""
     master: torch.dtype
     compute: torch.dtype
+    moments: torch.dtype
+    """The master dtype or bfloat16."""
     compiled: bool
     offload_directory: Path
+    seed: int
+    """Seed of the random bits that round moments."""
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""

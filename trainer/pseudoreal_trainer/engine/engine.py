@@ -45,6 +45,8 @@ class Engine:
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
+            moments=blueprint.moments,
+            seed=blueprint.seed,
             folder=blueprint.offload_directory,
             enter_thread=streams.enter_thread,
         )

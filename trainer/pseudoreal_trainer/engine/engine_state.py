@@ -21,7 +21,8 @@ from pseudoreal_trainer.plan.units import KINDS, Kind
 
 @dataclass(frozen=True)
 class UnitState:
-    """This rank's shard of a unit's state. Vectors are on the CPU, [length of the shard], in the master dtype."""
+    """This rank's shard of a unit's state. Vectors are on the CPU, [length of the shard], in the master dtype, whatever
+    the dtype in which the engine keeps moments."""
 
     vectors: dict[Kind, Tensor]
     steps: int
@@ -74,7 +75,7 @@ class EngineState:
         mine = self._store.states[unit]
         for kind in KINDS:
             mine.put(kind, state.vectors[kind])
-        mine.steps.fill_(state.steps)
+        mine.steps = state.steps
         self._store.updates.complete(unit, self._streams.record_event())
 
     def wait_for_updates(self) -> None:

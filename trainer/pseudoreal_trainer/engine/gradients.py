@@ -422,8 +422,9 @@ class ReductionThread:
         if self._layout.clipping == "Global":
             return self._factor_for(agreement.norm)
         square = self._square_of_unit(unit)
-        # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
-        if not square <= torch.finfo(self._store.states[unit].shard.master).max:
+        # Largest value of the dtypes of the state: the second moment of a larger gradient would not be finite.
+        shard = self._store.states[unit].shard
+        if not square <= min(torch.finfo(dtype).max for dtype in (shard.master, shard.moments)):
             self._skip_or_fail(unit)
             return None
         return self._factor_for(math.sqrt(square))

@@ -72,6 +72,8 @@ def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> 
         units=units_of(model, Sharing(blocks=_LAYERS)),
         master=torch.float32,
         compute=torch.float32,
+        moments=torch.float32,
+        seed=0,
         compiled=False,
         offload_directory=folder,
     )

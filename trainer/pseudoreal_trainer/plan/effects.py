@@ -69,7 +69,7 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
+from pseudoreal_trainer.plan.sizes import Sizes
 
 Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
 """Kind of traffic.
@@ -365,7 +365,10 @@ def _holders(layout: Layout, unit: int) -> Group:
 
 
 def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
-    shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
+    shard = sizes.shard(layout, unit)
     gradient = sizes.master_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
-    return [Transfer("disk_read", shard * (state + gradient)), Transfer("disk_write", shard * (state + copy))]
+    return [
+        Transfer("disk_read", shard * (sizes.state_bytes + gradient)),
+        Transfer("disk_write", shard * (sizes.state_bytes + copy)),
+    ]

@@ -15,6 +15,9 @@ Device = Literal["cpu", "accelerator"]
 MOMENTS = 2
 """Number of AdamW's moment vectors per vector of master weights."""
 
+_ROUNDED_BYTES = 2
+"""Bytes of a bfloat16."""
+
 _LOGIT_SHARE = 64
 """The logits of a chunk of the loss take at most the 64th part of a GPU's memory. Three to six tensors of this size
 exist at once (`plan.memory.autograd_memory`). A larger part would mean fewer chunks; each chunk costs a sum over the
@@ -37,7 +40,7 @@ class Sizes:
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
-    """Bytes of an element of a master weight, a moment or a gradient."""
+    """Bytes of an element of a master weight or a gradient, and of a moment unless moments are rounded."""
     micro_batch: int
     """Number of sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
@@ -50,6 +53,18 @@ class Sizes:
     has_z_loss: bool = False
     masks_documents: bool = False
     """True if tokens attend only within their document."""
+    rounds_moments: bool = False
+    """True if moments are kept in bfloat16."""
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of an element of a moment."""
+        return _ROUNDED_BYTES if self.rounds_moments else self.master_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element's master weight and moments."""
+        return self.master_bytes + MOMENTS * self.moment_bytes
 
     @property
     def has_own_copies(self) -> bool:

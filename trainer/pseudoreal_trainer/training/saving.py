@@ -67,21 +67,25 @@ class Saved:
         )
 
 
+_Dtypes = tuple[str, str | None]
+"""Names of the dtypes of weights and moments; None: moments have the dtype of the weights."""
+
+
 class _Files:
     """Files of this rank, opened by the thread that writes them.
 
     If the volume refuses to open a file, the save fails, as after a failed write; the training step does not.
     """
 
-    def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
-        self._arguments = (folder, rank, units, dtype)
+    def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtypes: _Dtypes) -> None:
+        self._arguments = (folder, rank, units, *dtypes)
 
     @cached_property
     def _writer(self) -> RankWriter:
         return RankWriter(*self._arguments)
 
     def write(self, kind: Kind, content: Tensor) -> None:
-        self._writer.write(kind, content.numpy())
+        self._writer.write(kind, content.view(torch.uint8).numpy())
 
     def finish(self) -> dict[str, FileDigest]:
         return self._writer.finish()
@@ -129,7 +133,7 @@ class Saver:
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: the computation is slow, and its result the same for all checkpoints of
         # the phase.
-        self._tensors = tensors_of(layout, engine.blueprint.units, self._dtype) if is_first else {}
+        self._tensors = tensors_of(layout, engine.blueprint.units, *self._dtypes) if is_first else {}
         self._own_names = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
@@ -189,7 +193,7 @@ class Saver:
         spans = spans_of(groups.layout, engine.units, ranks.rank)
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
-        files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
+        files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtypes)
         captured = engine.state.capture(spans, files, bytes_of(self._policy.buffer_bytes))
         return self._thread.submit(lambda: self._write(manifest, files, captured))
 
@@ -214,8 +218,10 @@ class Saver:
         return self._thread.submit(lambda: self._commit_on_all_ranks(manifest))
 
     @property
-    def _dtype(self) -> str:
-        return str(self._engine.blueprint.master).removeprefix("torch.")
+    def _dtypes(self) -> _Dtypes:
+        blueprint = self._engine.blueprint
+        weights, moments = (str(dtype).removeprefix("torch.") for dtype in (blueprint.master, blueprint.moments))
+        return weights, None if moments == weights else moments
 
     def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
         """Write this rank's files and commit. Runs in the checkpoint thread. Collective among the checkpoint threads of

@@ -151,11 +151,14 @@ def open_engine(
     """
     if config.precision.kernels == "Deterministic":
         use_deterministic_kernels()
+    master = torch.float64 if config.precision.compute == "float64" else torch.float32
     blueprint = Blueprint(
         model=config.model,
         optimizer=config.optimizer,
         units=units_of(config.model, config.sharing),
-        master=torch.float64 if config.precision.compute == "float64" else torch.float32,
+        master=master,
+        moments=torch.bfloat16 if config.optimizer.moments == "BFloat16" else master,
+        seed=config.data.seed,
         compute=_DTYPES[config.precision.compute],
         compiled=uses_compiler(config, ranks),
         offload_directory=Path(config.offload_directory),

@@ -58,6 +58,7 @@ MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
 OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk", *SPREAD]
 BALANCED = {"type": "TopK", "count": 5, "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02"}}
 OF_THE_BALANCED = OF_THE_MIXTURE[:2]
+OF_THE_ROUNDED = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,12 @@ def stores_of_balanced_experts(job_body: dict[str, Any], config: Any, tmp_path: 
     return _stores(OF_THE_BALANCED, job_body, config, tmp_path)
 
 
+@pytest.fixture
+def stores_of_rounded_moments(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
+    job_body["spec"]["optimizer"] = {"moments": "BFloat16"}
+    return _stores(OF_THE_ROUNDED, job_body, config, tmp_path)
+
+
 def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
     job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"step": 90}}
     first = [Task(_config(name, job_body, config, name), None) for name in layouts]
@@ -184,6 +191,15 @@ def test_pairs_of_layouts_with_biases_that_balance_experts(stores_of_balanced_ex
     first, other = (_at(stores_of_balanced_experts[name], END) for name in OF_THE_BALANCED)
     assert first.tensor("blocks.1.experts.balancing_bias").any()
     _assert_same_end(first, other, exact=False)
+
+
+def test_pairs_of_layouts_with_moments_in_bfloat16(stores_of_rounded_moments: dict[str, Path]) -> None:
+    """Rounded alike after a resume, too: the bits are those of a number of updates, which a checkpoint contains."""
+    _assert_all_pairs(OF_THE_ROUNDED, stores_of_rounded_moments)
+    first, *others = (_at(stores_of_rounded_moments[name], END) for name in OF_THE_ROUNDED)
+    assert {tensor.moment_dtype for tensor in first.manifest.tensors.values()} == {"bfloat16"}
+    for other in others:
+        _assert_same_end(first, other, exact=False)
 
 
 def _assert_all_pairs(layouts: list[str], stores: dict[str, Path]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.convert.precision import narrow, widen
+from pseudoreal_trainer.checkpoint.precision import narrow, widen
 
 EVERY = np.arange(2**16, dtype=np.uint16)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.support.cases import RATE, SEED, STEPS, Case
 from tests.unit.trainer.engine.support.reference import batch_of
-from tests.unit.trainer.engine.support.running import SEED, run_case
+from tests.unit.trainer.engine.support.running import run_case
 
 pytestmark = pytest.mark.processor
 

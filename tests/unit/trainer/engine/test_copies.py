@@ -104,7 +104,7 @@ def _make_store(
 
 
 def _make_host_state(numel: int, value: float) -> MemoryState:
-    shard = Shard(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64)
+    shard = Shard(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
     return MemoryState(shard, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), BounceBuffers([]))
 

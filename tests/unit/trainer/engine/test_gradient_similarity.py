@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import STEPS, Case
-from tests.unit.trainer.engine.support.running import SEED, Result, want
+from tests.unit.trainer.engine.support.cases import SEED, STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 OWN = (4, "Cycle")
 BALANCED = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "biasUpdateRate": "0.1"}}

@@ -28,7 +28,7 @@ from tests.unit.trainer.engine.support.cases import Case
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2
 PATIENCE = 60.0
-SHARD = Shard(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
+SHARD = Shard(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32, torch.float32)
 
 
 @dataclass

@@ -1,7 +1,12 @@
 """With nonFinite Skip, every layout skips the same updates as a plain loop, bitwise."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from pseudoreal_trainer.engine.gradients import ReductionThread
+from pseudoreal_trainer.engine.state.memory import Shard
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.support import not_finite
@@ -12,6 +17,7 @@ from tests.unit.trainer.engine.support.running import Result, bring_together
 CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
 ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
+ONE_RANK += [SkippingCase(clipping="PerUnit", homes="hD", precision=FLOAT, moments="BFloat16")]
 ONE_RANK += [SkippingCase(clipping="Global", norm="100", speculates=True, homes="h", precision=FLOAT)]
 TWO_RANKS = [
     *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="Full") for c in CLIPPINGS for h in HOMES),
@@ -54,3 +60,26 @@ def test_every_rank_knows_which_updates_were_skipped(
         for step in range(STEPS):
             expected = () if step not in FAULTS else everything if case.clipping == "Global" else only[FAULTS[step][0]]
             assert rank.skipped[step] == expected
+
+
+@pytest.mark.parametrize(("moments", "largest"), [("float32", 3.4e38), ("bfloat16", 3.38e38)])
+def test_a_gradient_whose_second_moment_would_not_be_finite_is_skipped(moments: str, largest: float) -> None:
+    """The largest bfloat16 is below the largest float32."""
+    skipped: list[int] = []
+    shard = Shard(0, 1, (), torch.float32, torch.float32, getattr(torch, moments))
+
+    def is_skipped(square: float) -> bool:
+        thread = SimpleNamespace(
+            _agreement=SimpleNamespace(trains=True),
+            _layout=SimpleNamespace(clipping="None"),
+            _store=SimpleNamespace(states=[SimpleNamespace(shard=shard)]),
+            _square_of_unit=lambda _: square,
+            _skip_or_fail=skipped.append,
+            _factor_for=lambda _: 1.0,
+        )
+        return ReductionThread._clip_factor(cast(ReductionThread, thread), 0) is None
+
+    assert not is_skipped(largest)
+    assert is_skipped(3.395e38) == (moments == "bfloat16")
+    assert is_skipped(3.5e38)
+    assert len(skipped) == 1 + (moments == "bfloat16")

@@ -37,6 +37,9 @@ OTHERS = [
     Case(homes="D", clipping="PerUnit", precision="float32", micro_batches=1),
     Case(homes="hd", clipping="Global", speculates=True, precision="bfloat16", micro_batches=1),
     Case(data=N, sharding="Full", options="in balance", precision="bfloat16", micro_batches=1),
+    *(Case(homes=homes, moments="BFloat16", precision="bfloat16", micro_batches=1) for homes in "dhD"),
+    Case(data=N, sharding="Full", homes="dhD", moments="BFloat16", precision="float32", micro_batches=1),
+    Case(homes="hd", clipping="Global", speculates=True, moments="BFloat16", precision="bfloat16", micro_batches=1),
 ]
 PADDED = [
     *(Case(data=N, sharding=sharding, clipping="Global") for sharding in ("Optimizer", "Gradients", "Full")),
@@ -80,6 +83,7 @@ def test_state_bytes_equal_the_plan(case: Case, engine_results: Results) -> None
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+        rounds_moments=case.moments == "BFloat16",
     )
     states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]
     predicted = sum(state.device + state.host + state.disk for state in states)

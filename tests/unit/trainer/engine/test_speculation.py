@@ -35,12 +35,15 @@ ALONE = [
     Case(homes="h", **IDLE),
     Case(homes="h", precision="bfloat16", expert_groups=4, window=1, **IDLE),
     Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16"),
+    Case(homes="hD", precision="bfloat16", moments="BFloat16"),
+    Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16", moments="BFloat16"),
 ]
 TOGETHER = [
     *(Case(data=2, sharding=sharding, homes="hd") for sharding in ("None", "Full")),
     Case(data=2, sharding="Full", precision="bfloat16", expert_ranks=2, homes="h", **IDLE),
     Case(pipeline=2, order="1F1B", homes="h", stash=True),
     Case(pipeline=2, blocks=1, homes="h"),
+    Case(data=2, sharding="Full", homes="h", precision="bfloat16", moments="BFloat16"),
 ]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.support.adamw import adamw
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case, each
-from tests.unit.trainer.engine.support.running import SEED, Result, want
+from tests.unit.trainer.engine.support.cases import RATE, SEED, STEPS, Case, each
+from tests.unit.trainer.engine.support.running import Result, want
 
 PIPELINES = [
     *each(tied=True, pipeline=[1, 2, 3, 4], clipping="Global"),

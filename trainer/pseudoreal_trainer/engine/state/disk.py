@@ -283,7 +283,10 @@ class DiskState(State):
                 # idle, and all elements are written to disk.
                 compute.copy_(weights)
         ranges = self._ranges(begin, arguments.idle)
-        slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
+        random = tuple(one.moved(-begin) for one in self.shard.random)
+        slices = Slices(
+            weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges, random=random
+        )
         self._disk.adamw.update(arguments.spec, slices, self.steps, arguments.rate, arguments.scale)
 
     def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
@@ -328,7 +331,7 @@ def open_disk_states(
 
 def _sections(shard: Shard, *, keeps_gradient: bool) -> Iterator[tuple[Section, torch.dtype]]:
     kinds: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
-    yield from ((kind, shard.master) for kind in kinds)
+    yield from ((kind, shard.dtype_of(kind)) for kind in kinds)
     if keeps_gradient:
         yield "gradient", shard.master
     if shard.compute != shard.master:

@@ -4,7 +4,8 @@ On the host, AdamW goes over memory once. Clipping, update and cast are three ke
 vector, and the vector did not fit in the cache, the kernels would move 42 bytes of memory per element of a bfloat16
 unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
 fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
-read and written (24), the copy written (2).
+read and written (24), the copy written (2). Moments in bfloat16 make it 22. They are widened to the master dtype in
+scratch memory, updated there, and rounded back (`rounding`).
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
-from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS
+from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
+from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS, ROUNDED_ELEMENTS_ON_DEVICE
 from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
@@ -46,6 +48,13 @@ class Shard:
     """Update ranges, relative to `begin`. They cover all elements except padding after a balancing bias."""
     master: torch.dtype
     compute: torch.dtype
+    moments: torch.dtype
+    """The master dtype or bfloat16."""
+    random: tuple[RandomRange, ...] = ()
+    """Ranges of random bits for rounding moments, relative to `begin`; unused if moments have the master dtype."""
+
+    def dtype_of(self, kind: Kind) -> torch.dtype:
+        return self.master if kind == "weights" else self.moments
 
     @property
     def balancing(self) -> slice:
@@ -59,16 +68,16 @@ class State(ABC):
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.steps = torch.zeros(())
-        """Number of updates done, a scalar."""
+        self.steps = 0
+        """Number of updates done."""
 
     @abstractmethod
     def put(self, kind: Kind, values: Tensor) -> None:
-        """Set weights, first moment or second moment, [length]."""
+        """Set weights, first moment or second moment, [length]. Values are rounded to the nearest of the dtype."""
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of weights, first moment or second moment, in the master dtype. Read-only;
+        """Return the elements begin..end-1 of weights, first moment or second moment, in their own dtype. Read-only;
         valid until the unit's next update. From a disk, valid only until the next call for any unit."""
 
     @abstractmethod
@@ -144,7 +153,7 @@ class MemoryState(State):
         self._buffer: Tensor | None = None
         """Bounce buffer of the gradient, from `keep_gradient` until the gradient is used."""
         device = vectors.weights.device
-        first, second = (torch.zeros(shard.length, dtype=shard.master, device=device) for _ in range(2))
+        first, second = (torch.zeros(shard.length, dtype=shard.moments, device=device) for _ in range(2))
         self._kinds: dict[Kind, Tensor] = {
             "weights": vectors.weights,
             "first_moment": first,
@@ -157,7 +166,6 @@ class MemoryState(State):
         """Weights and moments before a speculative update, each [length]; None: updates are never speculative."""
         self._is_speculative = False
         """Whether the state is the result of a speculative update."""
-        self.steps = self.steps.to(device)
 
     def put(self, kind: Kind, values: Tensor) -> None:
         self._kinds[kind].copy_(values)
@@ -231,7 +239,9 @@ class MemoryState(State):
         previous: Sequence[Tensor] | None = None,
     ) -> None:
         weights, first, second = self._kinds.values()
-        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges, previous)
+        slices = Slices(
+            weights, first, second, self.gradient(), self._own_copy, ranges, previous, random=self.shard.random
+        )
         self._adamw.update(spec, slices, self.steps, rate, scale)
         self.steps += 1
 
@@ -273,6 +283,15 @@ class Slices:
     """Update ranges. They cover all elements except padding after a balancing bias."""
     previous: Sequence[Tensor] | None = None
     """Memory for weights, first and second moment before the update; None: they are not kept."""
+    random: Sequence[RandomRange] = ()
+    """Ranges of random bits for rounding moments in bfloat16, relative to the first element."""
+
+    @property
+    def are_moments_rounded(self) -> bool:
+        return self.first_moment.dtype != self.weights.dtype
+
+    def moments(self, part: slice) -> list[Tensor]:
+        return [self.first_moment[part], self.second_moment[part]]
 
     def keep_previous(self, part: slice) -> None:
         """Copy weights and moments of a part, if there is memory for them."""
@@ -288,20 +307,22 @@ class _Kernel:
     """The AdamW kernel, with the arguments shared by all elements of an update."""
 
     spec: OptimizerSpec
+    update: int
+    """Number of the update: 1 for the first."""
     number: Tensor
-    """Number of the update, a scalar: 1 for the first."""
+    """The same number, a scalar on the device."""
     rate: float
     scale: float
 
-    def __call__(self, slices: Slices, gradient: Tensor, part: UpdateRange) -> None:
-        """Update the elements of a range. `gradient`: scaled gradient of this range only."""
+    def __call__(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], part: UpdateRange) -> None:
+        """Update the elements of a range. All tensors are of this range only; the gradient is scaled."""
         # The kernel of torch.optim.AdamW(fused=True). That class loads torch's compiler when it is created, and the
         # function around this kernel takes longer than the kernel takes for a piece.
         torch._fused_adamw_(
-            [slices.weights[part.elements]],
+            [weights],
             [gradient],
-            [slices.first_moment[part.elements]],
-            [slices.second_moment[part.elements]],
+            [moments[0]],
+            [moments[1]],
             [],
             [self.number],
             lr=self.rate * part.rate,
@@ -322,26 +343,29 @@ class AdamW:
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._roundings: dict[tuple[int, torch.device, torch.dtype], MomentRounding] = {}
 
     @torch.no_grad()
-    def update(self, spec: OptimizerSpec, slices: Slices, steps: Tensor, rate: float, scale: float) -> None:
-        """Update weights and moments with the gradient times `scale` (at most 1). `steps`: number of earlier updates, a
-        scalar; not changed.
+    def update(self, spec: OptimizerSpec, slices: Slices, steps: int, rate: float, scale: float) -> None:
+        """Update weights and moments with the gradient times `scale` (at most 1). `steps`: number of earlier updates.
 
         Every element is updated by itself, so a vector may be cut into any ranges. The results are bitwise the same if
         each range starts at a multiple of VECTOR: the tail of a range, shorter than a SIMD vector, may be rounded
         differently.
         """
         slices = _balanced(slices)
-        kernel = _Kernel(spec, steps + 1, rate, scale)
-        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None
+        kernel = _kernel(spec, steps + 1, rate, scale, slices.weights.device)
+        rounds = slices.are_moments_rounded
+        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None and not rounds
         if slices.weights.device.type == "cpu" and not is_one_kernel:
             self._in_pieces(kernel, slices)
+        elif rounds:
+            self._rounding_on_device(kernel, slices)
         else:
             _whole(kernel, slices)
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
-        pieces = deque(_pieces(slices.ranges, self._threads))
+        pieces = deque(_pieces(slices.ranges, self._threads, PIECE))
         if self._pool is None or len(pieces) == 1:
             self._work(kernel, slices, pieces, 0)
             return
@@ -359,7 +383,11 @@ class AdamW:
             except IndexError:
                 return  # another thread took the last one
             slices.keep_previous(piece.elements)
-            kernel(slices, self._scaled(slices.gradient[piece.elements], kernel.scale, worker), piece)
+            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, worker)
+            if slices.are_moments_rounded:
+                self._update_rounded(kernel, slices, gradient, piece, worker)
+            else:
+                kernel(slices.weights[piece.elements], gradient, slices.moments(piece.elements), piece)
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
@@ -372,6 +400,36 @@ class AdamW:
         if key not in self._scratch:
             self._scratch[key] = torch.empty(PIECE, dtype=gradient.dtype)
         return torch.mul(gradient, scale, out=self._scratch[key][: len(gradient)])
+
+    def _rounding_on_device(self, kernel: _Kernel, slices: Slices) -> None:
+        """Like `_whole`, with moments widened piece by piece: scratch memory for whole vectors would be larger than the
+        memory that rounded moments save."""
+        _scale(kernel, slices)
+        for piece in _pieces(slices.ranges, 1, ROUNDED_ELEMENTS_ON_DEVICE):
+            self._update_rounded(kernel, slices, slices.gradient[piece.elements], piece, 0)
+        if slices.compute is not None:
+            slices.compute.copy_(slices.weights)
+
+    def _update_rounded(
+        self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange, worker: int
+    ) -> None:
+        """Update a piece whose moments are stored in bfloat16. The weights are updated with moments that are not
+        rounded yet."""
+        weights, moments = slices.weights[piece.elements], slices.moments(piece.elements)
+        rounding = self._rounding(worker, slices.weights)
+        kernel(weights, gradient, rounding.widen(moments), piece)
+        rounding.round_into(moments, slices.random, piece.begin, kernel.update)
+
+    def _rounding(self, worker: int, weights: Tensor) -> MomentRounding:
+        key = (worker, weights.device, weights.dtype)
+        if key not in self._roundings:
+            length = PIECE if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
+            self._roundings[key] = MomentRounding(length, weights.dtype, weights.device)
+        return self._roundings[key]
+
+
+def _kernel(spec: OptimizerSpec, update: int, rate: float, scale: float, device: torch.device) -> _Kernel:
+    return _Kernel(spec, update, torch.full((), float(update), device=device), rate, scale)
 
 
 def _balanced(slices: Slices) -> Slices:
@@ -388,21 +446,26 @@ def _balanced(slices: Slices) -> Slices:
 def _whole(kernel: _Kernel, slices: Slices) -> None:
     """Run each kernel over all elements before the next kernel. Used on a device, where memory is fast and launches are
     slow, and on the host if only one kernel is needed."""
-    assert slices.previous is None, "only units in host memory speculate"
-    if kernel.scale != 1.0:
-        slices.gradient.mul_(kernel.scale)
+    _scale(kernel, slices)
     for part in slices.ranges:
-        kernel(slices, slices.gradient[part.elements], part)
+        kernel(slices.weights[part.elements], slices.gradient[part.elements], slices.moments(part.elements), part)
     if slices.compute is not None:
         slices.compute.copy_(slices.weights)
 
 
-def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange]:
-    """Yield the ranges cut into pieces. Cuts are at multiples of VECTOR, relative to the start of a range, so only the
-    last piece of a range has a tail shorter than a SIMD vector."""
+def _scale(kernel: _Kernel, slices: Slices) -> None:
+    """Scale the whole gradient in place."""
+    assert slices.previous is None, "only units in host memory speculate"
+    if kernel.scale != 1.0:
+        slices.gradient.mul_(kernel.scale)
+
+
+def _pieces(ranges: Sequence[UpdateRange], threads: int, most: int) -> Iterator[UpdateRange]:
+    """Yield the ranges cut into pieces of at most `most` elements. Cuts are at multiples of VECTOR, relative to the
+    start of a range, so only the last piece of a range has a tail shorter than a SIMD vector."""
     for one in ranges:
         share = -(-(one.end - one.begin) // (threads * VECTOR)) * VECTOR
-        length = min(PIECE, max(share, _LEAST_PIECE))
+        length = min(most, max(share, _LEAST_PIECE))
         for start in range(one.begin, one.end, length):
             yield replace(one, begin=start, end=min(start + length, one.end))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Stream, Streams, Updated, synchronize
@@ -164,13 +165,13 @@ class Snapshot:
     def _copy_unit(self, source: Source) -> None:
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(source.updated.result())
-            count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.master.itemsize
             for kind in KINDS:
+                count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.dtype_of(kind).itemsize
                 for begin in range(source.begin, source.end, count):
                     self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
     def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:
-        dtype = state.shard.master
+        dtype = state.shard.dtype_of(kind)
         content = self._ring.take((end - begin) * dtype.itemsize).view(dtype)
         self._copy(state.part(kind, begin, end), content)
         return _Chunk(kind, content)
@@ -178,7 +179,7 @@ class Snapshot:
     def _copy(self, part: Tensor, content: Tensor) -> None:
         if part.device.type == "cpu":
             # NumPy copies in one thread: the other cores belong to training.
-            np.copyto(content.numpy(), part.numpy())
+            np.copyto(content.view(torch.uint8).numpy(), part.view(torch.uint8).numpy())
         else:
             content.copy_(part, non_blocking=True)
             synchronize(self._streams.record_event())

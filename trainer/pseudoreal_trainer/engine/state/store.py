@@ -17,6 +17,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
+from pseudoreal_trainer.engine.state.rounding import random_ranges
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
 from pseudoreal_trainer.plan.orders import gradient_buffers
@@ -107,16 +108,22 @@ class UnitStore:
         *,
         master: torch.dtype,
         compute: torch.dtype,
+        moments: torch.dtype,
+        seed: int,
         folder: Path,
         enter_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        """`folder`: directory of the file of units on disk. `enter_thread`: called first in each thread that waits for
-        the device. Raises TrainingError if a home has too little room."""
+        """`seed`: seed of the random bits that round moments. `folder`: directory of the file of units on disk.
+        `enter_thread`: called first in each thread that waits for the device. Raises TrainingError if a home has too
+        little room."""
         layout, self._optimizer = groups.layout, optimizer
         self.units, self._groups, self._layout, self._master, self._compute = units, groups, layout, master, compute
+        self._moments, self._seed = moments, seed
         self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
         # No activation is stored here, so the number of sequences does not matter.
-        self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
+        self._sizes = Sizes(
+            model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1, rounds_moments=moments != master
+        )
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
         self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
@@ -183,7 +190,8 @@ class UnitStore:
         shards = layout.shards(unit)
         elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
-        return Shard(elements.start, len(elements), ranges, self._master, self._compute)
+        random = random_ranges(described, elements, self._seed) if self._moments != self._master else ()
+        return Shard(elements.start, len(elements), ranges, self._master, self._compute, self._moments, random)
 
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;

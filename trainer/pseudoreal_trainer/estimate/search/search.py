@@ -18,7 +18,7 @@ from pseudoreal_api.spec.phase import Home
 from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
 from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen
-from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
+from pseudoreal_trainer.estimate.time.costs import ROUNDING_ON_GPU, ROUNDING_ON_HOST, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import STEPS
 from pseudoreal_trainer.estimate.time.timeline import timeline
@@ -63,7 +63,9 @@ class Search:
 
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
-        self._least = profile if config.offload.budget is None else _with_fastest_updates(profile)
+        rounds_moments = config.optimizer.moments == "BFloat16"
+        has_budget = config.offload.budget is not None
+        self._least = _with_fastest_updates(profile, rounds_moments=rounds_moments) if has_budget else profile
         """Profile for lower bounds. With a budget, updates on devices are at least as fast as on hosts, because the
         budget may move units to hosts."""
         self._device, self._threads = device, threads
@@ -207,13 +209,15 @@ def _by_free_memory(equal: list[Found]) -> list[Found]:
     return sorted(equal, key=lambda found: (-found.free_memory, found.choice.simplicity))
 
 
-def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
+def _with_fastest_updates(profile: HardwareProfile, *, rounds_moments: bool) -> HardwareProfile:
     """Return the profile with updates on devices at least as fast as on hosts."""
+    share = ROUNDING_ON_HOST / ROUNDING_ON_GPU if rounds_moments else 1.0
     speeds = [
         known.model_copy(
             update={
                 "update_on_device_seconds_per_element": min(
-                    known.update_on_device_seconds_per_element, known.update_on_host_seconds_per_element
+                    known.update_on_device_seconds_per_element,
+                    known.update_on_host_seconds_per_element * share,
                 )
             }
         )

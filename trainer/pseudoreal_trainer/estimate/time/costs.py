@@ -33,8 +33,14 @@ from pseudoreal_trainer.plan.records import (
 )
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 
-_SPECULATION = 42 / 30
-"""Time of a speculative update relative to an update: weights and moments, 12 bytes an element, are also copied."""
+_UPDATE_BYTES = 30
+"""Bytes of memory that an update on the host moves for each element. A speculative update also copies weights and
+moments."""
+ROUNDING_ON_HOST = 2.2
+"""Time of an update that rounds moments to bfloat16, relative to an update of float32 moments, measured on two cores
+(`python -m benchmarks.moments`): random bits and rounding cost more than the memory traffic that they save."""
+ROUNDING_ON_GPU = (42 + 180) / 42
+"""The same on a GPU, where each of the 24 operations moves its bytes: not measured."""
 
 Load = Traffic | Literal["optimizer"]
 """Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
@@ -128,7 +134,7 @@ class MeasuredCosts:
         if isinstance(record, Update):
             loads["optimizer"] = self._optimizer(record.unit)
         elif isinstance(record, Speculate):
-            loads["optimizer"] = self._optimizer(record.unit) * _SPECULATION
+            loads["optimizer"] = self._optimizer(record.unit) + self._copy_of_state(record.unit)
         return loads
 
     def seconds(self, record: Record, resource: Resource, /) -> float:
@@ -179,6 +185,13 @@ class MeasuredCosts:
         seconds = (
             speeds.update_on_device_seconds_per_element if on_device else speeds.update_on_host_seconds_per_element
         )
+        if self._sizes.rounds_moments:
+            is_on_gpu = on_device and self._sizes.device == "accelerator"
+            seconds *= ROUNDING_ON_GPU if is_on_gpu else ROUNDING_ON_HOST
+        return self._sizes.shard(self._layout, unit) * seconds
+
+    def _copy_of_state(self, unit: int) -> float:
+        seconds = self._speeds.update_on_host_seconds_per_element * self._sizes.state_bytes / _UPDATE_BYTES
         return self._sizes.shard(self._layout, unit) * seconds
 
     def _arithmetic(self, record: Pass) -> float:

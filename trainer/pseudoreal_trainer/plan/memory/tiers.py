@@ -23,6 +23,8 @@ CHUNKS_AT_A_TIME = 3
 PIECE_ELEMENTS = 1 << 18
 """Number of elements that a thread updates at a time on the host. The thread scales their gradient in a scratch
 buffer."""
+ROUNDED_ELEMENTS_ON_DEVICE = 1 << 21
+"""Number of elements whose moments are widened and rounded at a time on a device."""
 PORTION_BYTES = 4 << 20
 """Maximum bytes that a checkpoint copies out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
@@ -63,8 +65,13 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
         + sizes.mask
         + _tokens_on_device(layout, sizes, rank)
         + _communicator_bytes(layout, sizes, rank)
+        + _rounding_on_device(layout, sizes, rank)
     )
-    updating = Tiers(host=_update_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
+    updating = Tiers(
+        host=_update_chunks(layout, sizes, rank)
+        + _scaled_gradients(layout, sizes, rank)
+        + _rounding_on_host(layout, sizes, rank)
+    )
     arena, tokens = _arena_buffers(layout, sizes, rank), _token_buffers(layout, sizes, rank)
     return state + working + arena + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
@@ -87,7 +94,7 @@ def _min_gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
-    masters_and_moments = (1 + MOMENTS) * f * shard
+    masters_and_moments = sizes.state_bytes * shard
     # With equal types, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
@@ -105,7 +112,7 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
         case "Device":
             masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
             grown = f * (shard if layout.has_gradient_shard(unit) else whole)
-            return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
+            return Tiers(device=c * whole + masters + MOMENTS * sizes.moment_bytes * shard + grown)
 
 
 def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
@@ -196,8 +203,30 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the bytes of the scratch buffers in which threads scale clipped gradients, for updates in host memory."""
-    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "Device"]
-    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
+    is_needed = layout.clipping != "None" and _updates_on_host(layout, sizes, rank)
+    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if is_needed else 0
+
+
+def _updates_on_host(layout: Layout, sizes: Sizes, rank: int) -> bool:
+    return any(sizes.device == "cpu" or layout.home(unit) != "Device" for unit in layout.local_units(rank))
+
+
+def _rounding_on_host(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of the scratch memory in which threads widen and round moments, for updates in host memory."""
+    is_needed = sizes.rounds_moments and _updates_on_host(layout, sizes, rank)
+    return sizes.threads * sum(_rounding_buffers(sizes, PIECE_ELEMENTS)) if is_needed else 0
+
+
+def _rounding_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of the same scratch memory on a GPU."""
+    is_needed = sizes.rounds_moments and sizes.device == "accelerator" and has_state_on_device(layout, rank)
+    return sum(map(sizes.allocated, _rounding_buffers(sizes, ROUNDED_ELEMENTS_ON_DEVICE))) if is_needed else 0
+
+
+def _rounding_buffers(sizes: Sizes, elements: int) -> list[int]:
+    """Return the bytes of each scratch buffer: both moments, and numbers, random words and shifted words, 4 bytes
+    each."""
+    return [elements * size for size in (*[sizes.master_bytes] * MOMENTS, 4, 4, 4)]
 
 
 def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
@@ -208,7 +237,7 @@ def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
         return 0
     elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
     # Master weights, moments, gradient, and the weights in the compute type.
-    vectors = (2 + MOMENTS) * aligned(elements * sizes.master_bytes)
+    vectors = 2 * aligned(elements * sizes.master_bytes) + MOMENTS * aligned(elements * sizes.moment_bytes)
     if sizes.has_own_copies:
         vectors += aligned(elements * sizes.compute_bytes)
     return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM

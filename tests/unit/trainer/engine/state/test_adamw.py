@@ -13,10 +13,11 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
+from tests.unit.trainer.engine.state.support.pieces import PIECE
+
 pytestmark = pytest.mark.processor
 
 SPEC, RATE, SCALE = Optimizer(epsilon="1e-4"), 1e-2, 0.3
-PIECE = 1 << 14
 
 
 def ranges_of(length: int, decayed: int) -> tuple[UpdateRange, ...]:
@@ -57,16 +58,6 @@ def update_in_three_passes(slices: Slices, steps: int, scale: float) -> None:
         slices.compute.copy_(slices.weights)
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdamW]:
-    monkeypatch.setattr(memory, "PIECE", PIECE)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield AdamW()
-    assert torch.get_num_threads() == request.param, "the other threads have their own number"
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("scale", [1.0, SCALE])
 @pytest.mark.parametrize(
     ("length", "decayed"),
@@ -80,7 +71,7 @@ def test_adamw_in_one_pass_equals_three_kernels_to_the_bit(
     one, three = (make(length, master, compute, decayed) for _ in range(2))
     before = one.gradient.clone()
     for step in range(3):
-        optimizer.update(SPEC, one, torch.tensor(float(step)), RATE, scale)
+        optimizer.update(SPEC, one, step, RATE, scale)
         update_in_three_passes(three, step, scale)
     assert torch.equal(one.gradient, before), "only read"
     for name in ("weights", "first_moment", "second_moment", "compute"):
@@ -93,13 +84,13 @@ def test_adamw_raises_a_threads_failure_after_all_threads_have_ended(
 ) -> None:
     ended = []
 
-    def fail(slices: Any, gradient: Tensor, piece: UpdateRange) -> None:  # noqa: ARG001
+    def fail(weights: Tensor, gradient: Tensor, moments: Any, piece: UpdateRange) -> None:  # noqa: ARG001
         ended.append(piece.begin)
         raise MemoryError(f"piece {piece.begin}")
 
     monkeypatch.setattr(memory._Kernel, "__call__", lambda _, *arguments: fail(*arguments))
     with pytest.raises(MemoryError, match="piece"):
-        optimizer.update(SPEC, make(4 * PIECE, torch.float32, torch.bfloat16, 0), torch.tensor(0.0), RATE, SCALE)
+        optimizer.update(SPEC, make(4 * PIECE, torch.float32, torch.bfloat16, 0), 0, RATE, SCALE)
     assert len(ended) == optimizer._threads
 
 
@@ -108,9 +99,9 @@ def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:
         return sum(room.nbytes for room in optimizer._scratch.values())
 
     slices, planned = make(7 * PIECE, torch.float32, torch.bfloat16, 0), optimizer._threads * 4 * PIECE
-    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, 1.0)
+    optimizer.update(SPEC, slices, 0, RATE, 1.0)
     assert scratch() == 0
-    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE)
+    optimizer.update(SPEC, slices, 0, RATE, SCALE)
     assert 0 < scratch() <= planned, "a thread that found no piece left has none"
     for worker in range(optimizer._threads):
         optimizer._scaled(slices.gradient[:100], SCALE, worker)
@@ -205,9 +196,7 @@ def test_adamw_in_one_pass_touches_the_fewest_bytes_per_element(
     monkeypatch.setattr(memory, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)
-    counted = count_touched_bytes_per_element(
-        lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length
-    )
+    counted = count_touched_bytes_per_element(lambda: one_thread.update(SPEC, slices, 0, RATE, SCALE), length)
     assert most <= counted < 1.02 * most
 
 
@@ -216,7 +205,7 @@ def test_three_kernels_touch_42_bytes_per_element() -> None:
     length = 24 * PIECE
     slices = make(length, torch.float32, torch.bfloat16, length)
     counted = count_touched_bytes_per_element(
-        lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length
+        lambda: memory._whole(memory._kernel(SPEC, 1, RATE, SCALE, slices.weights.device), slices), length
     )
     assert 42 <= counted < 1.02 * 42
 
@@ -229,6 +218,6 @@ def test_a_balancing_bias_accumulates_changes_below_bfloat16_resolution() -> Non
     zeros, change = torch.zeros(1), torch.full((1,), rate)
     ranges = (UpdateRange(0, 1, is_balancing=True),)
     for _ in range(steps):
-        AdamW().update(SPEC, Slices(weights, zeros, zeros, change, compute, ranges), torch.tensor(0.0), RATE, 1.0)
+        AdamW().update(SPEC, Slices(weights, zeros, zeros, change, compute, ranges), 0, RATE, 1.0)
     assert weights.item() == pytest.approx(0.3 + steps * rate, rel=1e-5)
     assert compute.item() == pytest.approx(weights.item(), rel=2**-8)

@@ -15,6 +15,7 @@ from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
+from pseudoreal_trainer.engine.state.rounding import RandomRange
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
@@ -37,22 +38,32 @@ class Pair:
     memory: State
 
 
-@pytest.fixture(params=["float64", "float32", "bfloat16"])
-def dtypes(request: pytest.FixtureRequest) -> tuple[torch.dtype, torch.dtype]:
-    compute = getattr(torch, request.param)
-    return (compute if compute == torch.float64 else torch.float32), compute
+MASTERS = ["float64", "float32", "bfloat16"]
+"""Compute dtypes, with moments in the master dtype."""
+
+
+@pytest.fixture(params=[*MASTERS, "bfloat16, rounded moments"])
+def dtypes(request: pytest.FixtureRequest) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Dtypes of master weights, working copies and moments."""
+    name, _, rounded = request.param.partition(", ")
+    compute = getattr(torch, name)
+    master = compute if compute == torch.float64 else torch.float32
+    return master, compute, torch.bfloat16 if rounded else master
 
 
 @pytest.fixture(params=[True, False], ids=["gradients on disk", "gradients in memory"])
 def pairs(
     request: pytest.FixtureRequest,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[list[Pair]]:
     """Three units in one file, with random weights and zero moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
-    extents = {i: Shard(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
+    extents = {
+        i: Shard(0, length, _ranges(length, DECAYED[i]), *dtypes, random=(RandomRange(0, length, i, 0),))
+        for i, length in enumerate(LENGTHS)
+    }
     largest = max(LENGTHS)
     staging = dict.fromkeys(extents, Staging(aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)))
     # Without them on disk, gradients of all units are kept before the first is updated.
@@ -110,7 +121,7 @@ def test_disk_state_updates_like_memory_state(pairs: list[Pair]) -> None:
                 state.keep_gradient(gradient)
                 state.update(Optimizer(), RATE, SCALE)
     for pair in pairs:
-        assert float(pair.disk.steps) == float(pair.memory.steps) == 3
+        assert pair.disk.steps == pair.memory.steps == 3
         for kind in KINDS:
             assert torch.equal(_whole(pair.disk, kind), _whole(pair.memory, kind)), kind
             assert _whole(pair.disk, kind).any()
@@ -130,6 +141,7 @@ def test_compute_weights_on_disk_follow_the_master_weights(pairs: list[Pair]) ->
         assert pair.memory.compute_weights().eq(1).all()
 
 
+@pytest.mark.parametrize("dtypes", MASTERS, indirect=True)
 def test_disk_state_updates_like_torch_adamw(pairs: list[Pair]) -> None:
     """The reference is torch.optim.AdamW, with decayed and other elements as two parameters."""
     for pair, decayed in zip(pairs, DECAYED, strict=True):
@@ -177,7 +189,7 @@ def test_disk_update_leaves_idle_elements_unchanged(pairs: list[Pair], monkeypat
 
 
 def test_a_disk_shard_of_padding_after_a_balancing_bias_stays_unchanged(tmp_path: Path) -> None:
-    shard = Shard(960, 32, (), torch.float32, torch.bfloat16)
+    shard = Shard(960, 32, (), torch.float32, torch.bfloat16, torch.float32)
     passing = BounceBuffers([aligned_buffer(shard.length * 4)])
     staging = {0: Staging([aligned_buffer(shard.length * 2)])}
     state = open_disk_states(tmp_path, {0: shard}, staging, passing, AdamW(), Trace(0), keeps_gradients=False)[0]

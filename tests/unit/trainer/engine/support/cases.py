@@ -14,6 +14,8 @@ from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 
 STEPS = 5
+SEED = 3
+"""Seed of the first weights, and of the bits that round moments."""
 SEQUENCES_OF_A_MICRO_BATCH = 4
 RATE = 1e-2
 PROMPTS = [[5], [7, 0, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
@@ -143,6 +145,7 @@ class Case:
     drawn: str = ""
     """Further fields of the model, as JSON."""
     precision: str = "float64"
+    moments: Any = "Master"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
     vocabulary: int = 256
@@ -202,6 +205,7 @@ class Case:
             epsilon=self.epsilon,
             decay_exclusions=list(self.exclusions),
             idle_experts=self.idle,
+            moments=self.moments,
             multipliers=[Multiplier(tensors=t, learning_rate=r, weight_decay=d) for t, r, d in self.multipliers],
         )
 

@@ -16,8 +16,9 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.model.reference import Transformer
 from torch import Tensor
 
+from tests.support.rounding import round_moments
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.cases import SEED, STEPS, Case
 from tests.unit.trainer.engine.support.running import run_case
 
 FAULTS = {1: ("blocks.1", nan), 3: ("head", inf)}
@@ -29,7 +30,8 @@ class SkippingCase(Case):
     @property
     def optimizer(self) -> OptimizerSpec:
         # No norm reaches this bound: the clip factor is exactly 1, in whatever order the norm is summed.
-        return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm="1000"), non_finite="Skip")
+        clipping = Clipping(mode=self.clipping, norm="1000")
+        return OptimizerSpec(clipping=clipping, non_finite="Skip", moments=self.moments)
 
 
 def spoilt(case: Case) -> AbstractContextManager[object]:
@@ -71,6 +73,11 @@ def train(case: SkippingCase) -> dict[str, Tensor]:
         if step in FAULTS:
             _leave_out(model, case, FAULTS[step][0])
         optimizer.step()
+        if case.moments == "BFloat16":
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    updates = int(optimizer.state[parameter]["step"])
+                    round_moments({name: parameter}, optimizer, SEED, updates)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw, adamw_of_tensors
+from tests.support.rounding import round_moments
 from tests.support.routers import Routers
 from tests.unit.trainer.data.support.cut import cut
 from tests.unit.trainer.engine.support.cases import (
@@ -20,6 +21,7 @@ from tests.unit.trainer.engine.support.cases import (
     PROMPTS,
     RATE,
     SAMPLING,
+    SEED,
     STEPS,
     WRITTEN,
     Case,
@@ -84,6 +86,8 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
         clip(model, case)
         held = hold_idle(model, optimizer) if case.idle == "Skip" else {}
         optimizer.step()
+        if case.moments == "BFloat16":
+            round_moments({n: p for n, p in model.named_parameters() if p.requires_grad}, optimizer, SEED, step + 1)
         put_back(held, optimizer)
         routers.balance()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -93,7 +97,7 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
 
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
-    model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
+    model = build_model(case.model, case.sharing, seed=SEED, dtype=dtype)
     # Biases of experts are stacked, and so have two dimensions.
     beginnings = tuple(f"{name.lower()}." for name in case.exclusions)
     excluded = [p for n, p in model.named_parameters() if n.startswith(beginnings) or n.endswith(".bias")]

@@ -23,11 +23,10 @@ from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.support.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
+from tests.unit.trainer.engine.support.cases import END, PROMPTS, RATE, SAMPLING, SEED, STEPS, WRITTEN, Case
 from tests.unit.trainer.engine.support.process_groups import needed_groups, process_groups_of
 from tests.unit.trainer.engine.support.reference import batch_of, part_of, targets_of, tokens_of
 
-SEED = 3
 _LIMIT_SECONDS = 1800.0
 """Limit for all cases of one number of ranks together, which take a minute and a half on two processors."""
 _wanted: dict[Case, None] = {}
@@ -242,7 +241,19 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     compute = getattr(torch, case.precision)
     end = END if case.documents else None
     units = units_of(case.model, case.sharing)
-    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
+    moments = torch.bfloat16 if case.moments == "BFloat16" else master
+    blueprint = Blueprint(
+        model=case.model,
+        optimizer=case.optimizer,
+        units=units,
+        master=master,
+        compute=compute,
+        moments=moments,
+        compiled=compiled,
+        offload_directory=folder / "disk",
+        seed=SEED,
+        end_of_document=end,
+    )
     trace = Trace(ranks.rank)
     trace.is_recording = True
     engine = Engine(blueprint, process_groups_of(case.layout, ranks), trace)

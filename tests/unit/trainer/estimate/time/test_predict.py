@@ -9,7 +9,7 @@ from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import Prediction, predict
 from pseudoreal_trainer.plan.effects import Resource
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
+from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce, Speculate, Update
 from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.unit.trainer.estimate.time.support.profiles import profile
@@ -197,3 +197,18 @@ def test_tokens_that_hide_a_transfer() -> None:
     assert tokens["h2d"] == pytest.approx(now * fetched / compute, abs=1)
     assert tokens["optimizer"] == pytest.approx(now * weights() / compute, abs=1)
     assert "disk_read" not in tokens
+
+
+def test_updates_that_round_moments_take_longer_and_copy_fewer_bytes() -> None:
+    """On a CPU every home is in host memory. A speculative update also copies weights and moments: 12 of 30 bytes, or
+    8."""
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L), speculates=True)
+    hardware = profile(update_on_host_seconds_per_element=1e-9)
+
+    def of_records(*, rounds: bool) -> list[float]:
+        costs = MeasuredCosts(hardware, layout, replace(SIZES, rounds_moments=rounds), "float32")
+        return [costs.loads(record)["optimizer"] for record in (Update(1), Speculate(1))]
+
+    plain, speculative = of_records(rounds=False)
+    assert speculative == pytest.approx(plain * 42 / 30)
+    assert of_records(rounds=True) == pytest.approx([plain * 2.2, plain * (2.2 + 8 / 30)])

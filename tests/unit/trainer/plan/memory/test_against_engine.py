@@ -48,6 +48,8 @@ LINKED = [
     Case(data=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="dhD", clipping="Global"),
     Case(tied=True, pipeline=2, homes="D", clipping="Global"),
     Case(tied=True, data=2, sharding="Full", homes="hD"),
+    *each(homes="D", moments="BFloat16", precision=["bfloat16", "float32"], clipping=["Global", "PerUnit"]),
+    Case(data=2, sharding="Full", moments="BFloat16", precision="bfloat16", homes="dhD", clipping="Global"),
 ]
 CHOOSING = json.dumps({"experts": {"type": "TopK", "count": 9, "topK": {"perToken": 8, "size": 1}}})
 """A routing decision is as large as three inputs of a layer."""
@@ -65,6 +67,8 @@ ONE_RANK = [
     Case(precision="float32", micro_batches=6),
     Case(precision="float64", micro_batches=6, homes="h"),
     Case(precision="bfloat16", micro_batches=6, homes="h", clipping="Global", speculates=True),
+    Case(precision="bfloat16", micro_batches=6, moments="BFloat16", homes="h", clipping="Global", speculates=True),
+    Case(precision="bfloat16", micro_batches=6, moments="BFloat16", homes="d"),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     *each(precision="float32", order=["1F1B", "Layered"], micro_batches=2, homes="h", vocabulary=3000),

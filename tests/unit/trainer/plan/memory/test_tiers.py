@@ -13,6 +13,7 @@ from pseudoreal_trainer.plan.memory.tiers import Tiers, resident_bytes, unit_sta
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Device, Sizes
 
+from tests.unit.trainer.plan.memory.support import large_model
 from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 D = 4
@@ -294,3 +295,19 @@ def test_kept_graphs_take_more_bytes_than_kept_inputs() -> None:
     kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)
     assert kept > n * layers * graphs.block
     assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward
+
+
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) -> None:
+    """The scratch memory: both moments, numbers, random words and shifted words, 4 bytes each."""
+    threads = 3
+    wide = replace(large_model.SIZES, threads=threads)
+    of_layout = large_model.layout(home)
+    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, rounds_moments=True)))
+    padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
+    saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
+    scratch = {"Device": 20 << 21, "Host": threads * (20 << 18), "Disk": 0}
+    assert saved[home] == 4 * padded - scratch[home]
+    if home == "Disk":
+        chunks = 3 * 2 * 2 * 2**20
+        assert after.host - before.host == threads * (20 << 18) - chunks

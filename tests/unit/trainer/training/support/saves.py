@@ -67,6 +67,7 @@ class _Groups:
 class _Blueprint:
     units: Any = UNITS
     master: torch.dtype = torch.float32
+    moments: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)

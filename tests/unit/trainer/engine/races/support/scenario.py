@@ -123,7 +123,7 @@ class _Sink:
         return sha256(b"".join(content.digest() for content in self._hashes.values())).hexdigest()
 
     def write(self, kind: Kind, content: Tensor) -> None:
-        self._hashes[kind].update(content.numpy().tobytes())
+        self._hashes[kind].update(content.view(torch.uint8).numpy().tobytes())
 
 
 def run(scenario: Scenario, folder: Path, removed: Site | None = None, late: Late | None = None) -> Outcome:

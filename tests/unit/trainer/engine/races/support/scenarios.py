@@ -64,6 +64,7 @@ ONE_RANK = {
     "balancing biases, not clipped": _case(homes="dh", options="in balance", layers=4),
     "documents": _case(homes="h", tied=True, documents=True, loss_chunk=5, z_loss="1e-3"),
     "speculative updates": _case(homes="h", clipping="Global", norm="100", speculates=True, layers=4),
+    "rounded moments": _case(homes="dhD", clipping="Global", moments="BFloat16"),
     "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
 }
 SEVERAL_RANKS = {

@@ -1,8 +1,11 @@
-"""Numbers in the types that other programs use for weights. numpy lacks bfloat16, so its bits are stored as uint16."""
+"""Numbers in the types of tensor files. numpy lacks bfloat16, so its bits are stored as uint16."""
+
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.tensor_file import Array
+Array = NDArray[Any]
 
 _BITS = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _QUIET = 0x40

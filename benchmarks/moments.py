@@ -1,0 +1,130 @@
+"""What moments in bfloat16 cost in seconds, and what they change in the loss: `python -m benchmarks.moments [seconds |
+loss]`.
+
+`seconds` times an update on the host with moments in float32 and in bfloat16, in turns, so that other load on the
+machine affects both. `loss` trains a small model on a book, in pairs that share seed and samples: moments in float32,
+in bfloat16 with stochastic rounding, and in bfloat16 rounded to the nearest, which the product does not offer.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median, stdev
+from tempfile import TemporaryDirectory
+from typing import Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.optimizer import Optimizer
+from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
+
+from benchmarks.stacks.ours import layout_of, make_engine
+from benchmarks.work import Batch, Work
+
+Arm = Literal["float32", "stochastic", "nearest"]
+_ARMS: tuple[Arm, ...] = ("float32", "stochastic", "nearest")
+_BOOK = Path(__file__).parents[1] / "examples" / "text" / "pride-and-prejudice.txt"
+_ELEMENTS, _ROUNDS = 1 << 25, 9
+_STEPS, _WARM_UP, _SEQUENCES, _LENGTH, _VALIDATED = 300, 30, 8, 64, 64
+_SEEDS, _RATE = range(5), 3e-3
+_BETAS2 = ("0.95", "0.999")
+
+
+def seconds_per_element(threads: int) -> dict[torch.dtype, float]:
+    """Return dtype of the moments -> median seconds of an update that clips, per element."""
+    torch.set_num_threads(threads)
+    optimizer, found = AdamW(), dict[torch.dtype, list[float]]()
+    slices = {dtype: _slices(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    for turn in range(_ROUNDS + 1):
+        for dtype, of_dtype in slices.items():
+            begin = time.perf_counter()
+            optimizer.update(Optimizer(), of_dtype, turn, 1e-3, 0.99)
+            found.setdefault(dtype, []).append(time.perf_counter() - begin)
+    return {dtype: median(seconds[1:]) / _ELEMENTS for dtype, seconds in found.items()}
+
+
+def _slices(moments: torch.dtype) -> Slices:
+    weights, gradient = (torch.rand(_ELEMENTS) for _ in range(2))
+    first, second = (torch.rand(_ELEMENTS).to(moments) for _ in range(2))
+    compute, ranges = torch.empty(_ELEMENTS, dtype=torch.bfloat16), (UpdateRange(0, _ELEMENTS, decay=0.1),)
+    return Slices(weights, first, second, gradient, compute, ranges, random=(RandomRange(0, _ELEMENTS, 1, 0),))
+
+
+def final_loss(arm: Arm, seed: int, beta2: str) -> float:
+    """Return the validation loss after the last step, in nats per byte."""
+    book = torch.from_numpy(np.frombuffer(_BOOK.read_bytes(), np.uint8).astype(np.int64))
+    training, validation = book[: len(book) * 9 // 10], book[len(book) * 9 // 10 :]
+    random = torch.Generator().manual_seed(seed)
+    batches = _windows(training, torch.randint(len(training) - _LENGTH, (_STEPS, _SEQUENCES), generator=random))
+    model = Model(
+        layers=2,
+        hidden_size=64,
+        attention=Attention(heads=4),
+        sequence_length=_LENGTH,
+        feed_forward=FeedForward(size=256),
+    )
+    work = Work(model, seed, batches, 1, recompute=False)
+    with TemporaryDirectory() as folder, _rounding(arm):
+        moments = torch.float32 if arm == "float32" else torch.bfloat16
+        layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
+        optimizer = Optimizer(beta2=beta2, weight_decay="0.1")
+        engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout, Path(folder), moments=moments,
+                             optimizer=optimizer)  # fmt: skip
+        for step, batch in enumerate(batches):
+            rate = _RATE * min(1.0, (step + 1) / _WARM_UP)
+            engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate, stop=False), step)
+        engine.state.wait_for_updates()
+        found = _windows(validation, torch.linspace(0, len(validation) - _LENGTH - 1, _VALIDATED).long())
+        loss = sum(engine.evaluate(Batch((found,)), 1).values()) / (_VALIDATED * _LENGTH)
+        engine.close()
+    return loss
+
+
+def _windows(text: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    return text[begins[..., None] + torch.arange(_LENGTH + 1)]
+
+
+@contextmanager
+def _rounding(arm: Arm) -> Iterator[None]:
+    """With `nearest`, all random bits are one half of the last place; ties, which are rare, are rounded away from
+    zero."""
+    if arm != "nearest":
+        yield
+        return
+
+    def half(self: MomentRounding, _: object, __: int, length: int, ___: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._words[:length].fill_(1 << 15), self._shifted[:length].fill_(1 << 15)
+
+    with patch.object(MomentRounding, "_random_halves", half):
+        yield
+
+
+def main(arguments: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    if "loss" not in arguments:
+        for threads in (1, 2):
+            found = seconds_per_element(threads)
+            wide, narrow = (1e9 * found[dtype] for dtype in (torch.float32, torch.bfloat16))
+            print(f"{threads} threads: float32 {wide:.2f} ns, bfloat16 {narrow:.2f} ns, ratio {narrow / wide:.2f}")
+    torch.set_num_threads(1)
+    if "seconds" not in arguments:
+        for beta2 in _BETAS2:
+            losses = {arm: [final_loss(arm, seed, beta2) for seed in _SEEDS] for arm in _ARMS}
+            print(f"beta2 {beta2}: loss with float32 {mean(losses['float32']):.4f}")
+            for arm in _ARMS[1:]:
+                pairs = [a - b for a, b in zip(losses[arm], losses["float32"], strict=True)]
+                error = stdev(pairs) / len(pairs) ** 0.5
+                print(f"  {arm}: {mean(pairs):+.4f} nats, standard error {error:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
