@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -10,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.spec.embedded import misfits
-from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 from pseudoreal_api.spec.rules.rule import Rule
 
@@ -39,10 +40,9 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
     if unfit := misfits(job.spec):
         # Like the API server, skip the CEL rules if parts that are core/v1 types are malformed.
         raise InvalidJob("\n".join(unfit))
-    spec = job.spec.to_dict()
     sentences = [*_unknown(body), *_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
     sentences += [job.queue_conflict] if job.queue_conflict else []
-    sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
+    sentences += broken_rules(job.metadata, job.spec)
     if sentences:
         raise InvalidJob("\n".join(sentences))
     return job.with_queue()
@@ -99,12 +99,33 @@ def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
             )
 
 
+def broken_rules(metadata: JobMetadata, given: PseudoRealJobSpec) -> list[str]:
+    """Return the sentences of the rules across fields that the job breaks, as the API server's policy shows them."""
+    spec = given.to_dict()
+    return [
+        *_broken(SPEC_RULES, spec),
+        *_broken(METADATA_RULES, {"metadata": {"name": metadata.name}, "spec": spec}),
+    ]
+
+
 def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
     import cel  # here, because its import takes longer than most commands, which check no job
 
     context = cel.Context({"self": subject})
     context.add_function("format", _format)
-    return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]
+    return [
+        str(_compiled(rule.message).execute(context))
+        for rule in rules
+        if _compiled(rule.rule).execute(context) is not True
+    ]
+
+
+@cache
+def _compiled(expression: str) -> Any:
+    """Return the program of a rule. The operator checks many jobs, and compiling takes most of the time."""
+    import cel
+
+    return cel.compile(expression)
 
 
 def _repeated(model: BaseModel, path: str) -> Iterator[str]:

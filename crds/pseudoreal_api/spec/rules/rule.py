@@ -1,12 +1,14 @@
 """CEL rules, and builders for rules on a job, on each of its phases, and on pairs of consecutive phases.
 
-The API server evaluates the rules when a manifest is applied; `pseudoreal_api.spec.check` evaluates the same text for a
-local run. Every rule has a message with the fields and values at fault. Messages are built with `format`: the API
-server treats the length of `string(integer)` as unbounded and refuses longer concatenations as too expensive.
+The API server evaluates the rules when a manifest is applied, as part of a policy (`pseudoreal_api.publish.policy`);
+`pseudoreal_api.spec.check` evaluates the same text for a local run, and for the operator. Every rule has a message with
+the fields and values at fault.
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+SEPARATOR = " | "
+"""Text between the sentences where they must be one line."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,6 @@ class Rule:
 
     rule: str
     message: str
-
-    def to_schema(self) -> dict[str, Any]:
-        return {"rule": self.rule, "messageExpression": self.message}
 
 
 def says(sentence: str, *values: str) -> str:
