@@ -164,7 +164,7 @@ def test_phase_that_breaks_a_rule_is_named_when_it_is_added_and_fails_the_job_wh
     assert failed
     assert (failed.reason, [phase.state for phase in world.status.phases]) == (
         "InvalidSpec",
-        ["Complete", "Complete", "Pending"],
+        ["Complete", "Complete", "Failed"],
     )
     assert NOT_FINER in failed.message
 
