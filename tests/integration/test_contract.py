@@ -84,6 +84,13 @@ def test_all_mistakes_are_shown_at_once(jobs: Jobs) -> None:
     assert jobs.create(good_job("no.label", **changes), dry_run=True).refusal.endswith(SEPARATOR.join(sentences))
 
 
+def test_a_job_may_leave_its_name_to_the_api_server(jobs: Jobs) -> None:
+    body = good_job()
+    body["metadata"] = {"generateName": "good-"}
+    assert jobs.create(body, dry_run=True).refusal == ""
+    assert jobs.create(body | {"metadata": {"generateName": "a.b-"}}, dry_run=True).refusal
+
+
 @pytest.mark.parametrize("letter", ["a", "ß", "\U0001f600"])
 def test_sentences_with_long_values_are_cut(jobs: Jobs, letter: str) -> None:
     """The API server drops a message of more than 5 KiB, or of more than one line."""

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -45,7 +45,7 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
         raise InvalidJob("\n".join(unfit))
     sentences = [*_unknown(body), *_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
     sentences += [job.queue_conflict] if job.queue_conflict else []
-    sentences += broken_rules(job.metadata, job.spec)
+    sentences += broken_rules(job.metadata, job.spec).values()
     if sentences:
         raise InvalidJob("\n".join(sentences))
     return job.with_queue()
@@ -102,23 +102,28 @@ def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
             )
 
 
-def broken_rules(metadata: JobMetadata, spec: PseudoRealJobSpec, seconds: float = inf) -> list[str]:
-    """Return the sentences of the rules across fields that the job breaks, as the API server's policy shows them.
+def broken_rules(
+    metadata: JobMetadata,
+    spec: PseudoRealJobSpec,
+    rules: Iterable[Rule] = (*SPEC_RULES, *METADATA_RULES),
+    seconds: float = inf,
+) -> dict[Rule, str]:
+    """Return the rules that the job breaks, each with the sentence that the API server's policy shows.
 
-    `seconds`: processor time after which the remaining rules are left out, up to 10 ms later.
+    `seconds`: processor time after which the remaining rules are left out; a single evaluation is not interrupted.
     """
-    for rule in (*SPEC_RULES, *METADATA_RULES):
+    for rule in rules:
         _compiled(rule.holds if isinstance(rule, PhaseRule) else rule.rule)  # once in a process, so before the deadline
     deadline = time.thread_time() + seconds
-    job, sentences = _Subject(metadata, _outline(spec)), []
-    for rule in (*SPEC_RULES, *METADATA_RULES):
+    job, broken = _Subject(metadata, _outline(spec)), {}
+    for rule in rules:
         for holds, sentence, context in job.instances(rule):
             if time.thread_time() > deadline:
-                return sentences
+                return broken
             if _compiled(holds).execute(context) is not True:
-                sentences.append(str(_compiled(sentence).execute(context)))
+                broken[rule] = str(_compiled(sentence).execute(context))
                 break
-    return sentences
+    return broken
 
 
 class _Subject:

@@ -41,7 +41,7 @@ def accept(view: View) -> Decision | None:
     if view.status.phases:
         return None
     # The other checks assume that the rules hold.
-    sentence = find_broken_rules(view.spec, view.metadata.name) or find_problem(view.spec)
+    sentence = find_broken_rules(view.spec, view.metadata.name, 0) or find_problem(view.spec)
     if sentence := sentence or view.observed.job.queue_conflict:
         return reject_job(view.status, sentence, view.now)
     now = clock.to_text(view.now)
@@ -62,27 +62,24 @@ def accept(view: View) -> Decision | None:
     )
 
 
-def find_broken_rules(spec: PseudoRealJobSpec, name: str, known: int = 0) -> str | None:
+@cache_per_object
+def find_broken_rules(spec: PseudoRealJobSpec, name: str, known: int) -> str | None:
     """Return the sentences of the rules across fields that the job breaks; None if it breaks none.
 
     The API server refuses such a job, unless the policy with the rules is missing or was installed later. Rules that
     the first `known` phases break by themselves are left out: a job that trains is older than the rules that it breaks.
     """
+    metadata = JobMetadata(name=name)
     try:
-        sentences = _broken_rules(spec, name)
-        if sentences and known:
-            before = _broken_rules(spec, name, known)
-            sentences = [sentence for sentence in sentences if sentence not in before]
+        broken = broken_rules(metadata, spec, seconds=_RULES_SECONDS)
+        if broken and known:
+            cut = spec.model_copy(update={"phases": spec.phases[:known]})
+            # Without a limit: what was found in time must not count only because it is not found again in time.
+            before = broken_rules(metadata, cut, broken)
+            broken = {rule: sentence for rule, sentence in broken.items() if before.get(rule) != sentence}
     except Exception as error:  # a rule cannot be evaluated
         return pod_error_sentence(error)
-    return sanitize(SEPARATOR.join(sentences)) or None
-
-
-@cache_per_object
-def _broken_rules(spec: PseudoRealJobSpec, name: str, phases: int | None = None) -> list[str]:
-    """Return the sentences of the rules that the job breaks if it has only its first `phases` phases."""
-    cut = spec.model_copy(update={"phases": spec.phases[:phases]})
-    return broken_rules(JobMetadata(name=name), cut, _RULES_SECONDS)
+    return sanitize(SEPARATOR.join(broken.values())) or None
 
 
 def find_problem_now(spec: PseudoRealJobSpec, name: str, phases: Phases) -> str | None:

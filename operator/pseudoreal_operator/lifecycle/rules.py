@@ -313,8 +313,9 @@ def _find_rules_broken_by_phase(view: View) -> str | None:
     if view.status.phases[index].state != "Pending":
         return None
     sentences = find_broken_rules(view.spec, view.metadata.name, index)
-    later = find_broken_rules(view.spec, view.metadata.name, index + 1)
-    return sentences if sentences != later else None
+    if sentences is None or sentences == find_broken_rules(view.spec, view.metadata.name, index + 1):
+        return None  # if any, a later phase breaks them
+    return sentences
 
 
 _EARLY_END = "execution_running accepts every active Job, so rules that end an execution early stand before it"
