@@ -115,7 +115,8 @@ def broken_rules(
     for rule in rules:
         _compiled(rule.holds if isinstance(rule, PhaseRule) else rule.rule)  # once in a process, so before the deadline
     deadline = time.thread_time() + seconds
-    job, broken = _Subject(metadata, _outline(spec)), {}
+    job = _Subject(metadata, _outline(spec))
+    broken: dict[Rule, str] = {}
     for rule in rules:
         for holds, sentence, context in job.instances(rule):
             if time.thread_time() > deadline:
