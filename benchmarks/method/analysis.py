@@ -67,7 +67,8 @@ class Trial:
     unshared: dict[int, Curve]
     peak_bytes: float
     """Median growth of resident memory in the decays."""
-    seconds_per_step: float
+    relative_rate: float | None = None
+    """Peak learning rate of the arm ÷ peak learning rate of unshared training; None while one is not chosen."""
     scale: Scale = REGISTERED
 
     @property
@@ -102,6 +103,12 @@ class Trial:
         """Return the arm's final loss minus that of unshared training, at equal tokens; None without pairs."""
         return estimate([arm.final - unshared.final for arm, unshared in self.paired]) if self.paired else None
 
+    @property
+    def ends_above(self) -> bool:
+        """Whether the arm ends above the final loss of unshared training, as the mean over pairs."""
+        difference = self.difference()
+        return difference is not None and difference.mean > 0
+
     def difference_at_equal(self, price: Price) -> Estimate | None:
         """Return the difference of the losses at equal cost; None without pairs, or if unshared training has a smallest
         budget that costs more."""
@@ -110,15 +117,17 @@ class Trial:
         return estimate(values) if values and len(values) == len(found) else None
 
     def speed_up(self, price: Price = costs.by_tokens) -> Estimate | None:
-        """Return the primary endpoint, the speed-up to the final loss of unshared training; None without pairs."""
+        """Return the primary endpoint: the speed-up to the final loss of unshared training, or, for a seed that ends
+        above it, to the seed's own final loss. None without pairs."""
         if not self.meetings:
             return None
         spending, bounds = self._spending(price), {one.bound for one in self.meetings}
-        values = [one.speed_up(spending) for one in self.meetings]
-        return estimate(values, at_most="at most" in bounds, at_least="at least" in bounds)
+        values, ends_above = [one.speed_up(spending) for one in self.meetings], self.ends_above
+        return estimate(values, at_most="at most" in bounds, at_least="at least" in bounds, ends_above=ends_above)
 
     def speed_up_in_seconds(self, ratio: float) -> Estimate | None:
-        """Return the speed-up where a real step costs `ratio` pseudo steps; None without pairs."""
+        """Return the speed-up where a step of unshared training takes `ratio` times as long as its computing; None
+        without pairs."""
         return self.speed_up(costs.by_seconds(ratio))
 
     def _spending(self, price: Price) -> Spending:
@@ -137,8 +146,9 @@ def trials(results: Sequence[Result], role: Role = "compared", scale: Scale = RE
             unshared = _curves(of_arm[costs.unshared(study).name])
             for arm in scale.arms[study]:
                 if curves := _curves(rows := of_arm[arm.name]):
-                    peak, seconds = median(r.peak_bytes for r in rows), median(r.seconds_per_step for r in rows)
-                    found.append(Trial(study, size.width, arm, curves, unshared, peak, seconds, scale))
+                    peak = median(r.peak_bytes for r in rows)
+                    rate = _relative_rate(study, arm, results, scale)
+                    found.append(Trial(study, size.width, arm, curves, unshared, peak, rate, scale))
     return found
 
 
@@ -174,6 +184,11 @@ def _rows(study: Study, width: int, arm: Arm, results: Sequence[Result], role: R
     own = [r for r in results if (r.study, r.role, r.width, r.arm) == (study, role, width, arm.name)]
     chosen = rate_of(study, arm.tuned_as, results, scale)
     return [r for r in own if r.rate == chosen] or own
+
+
+def _relative_rate(study: Study, arm: Arm, results: Sequence[Result], scale: Scale) -> float | None:
+    own, reference = (rate_of(study, one.tuned_as, results, scale) for one in (arm, costs.unshared(study)))
+    return None if own is None or reference is None else own / reference
 
 
 def _curves(rows: Sequence[Result]) -> dict[int, Curve]:
@@ -220,6 +235,11 @@ class Comparison:
         return parameters(self.study, self.width)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the full budget."""
+        return max(curve.full for curve in self.trials[0].curves.values())
+
+    @property
     def missing_controls(self) -> list[str]:
         """Names of the controls of the plan that are not trained."""
         trained = {trial.arm.name for trial in self.trials}
@@ -256,7 +276,7 @@ class Comparison:
         return "level" if difference.low is not None and abs(difference.mean) < LEVEL else "open"
 
     def in_seconds(self, trial: Trial, ratio: float) -> Verdict:
-        """Return the plan's verdict on the speed-up in seconds where a real step costs `ratio` pseudo steps.
+        """Return the plan's verdict on the speed-up in seconds at a cost ratio.
 
         An arm that is itself a control is held against the others. Without a trained arm of each kind of control
         there is no yes. A value that is only a bound decides where it can: a control that has at most some speed-up

@@ -2,96 +2,98 @@
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.method import costs
-from benchmarks.method.analysis import CONTROLS, RATIOS, Comparison, Trial, Verdict, ranges
-from benchmarks.method.tables import joined, named, number, span, spans, table
+from benchmarks.method.analysis import Comparison, Kind, Trial
+from benchmarks.method.tables import joined, named, number, spans, table
 
-_INTRODUCTION = """These are the answers of the registered trials, by the rules of their [plan](method-plan.md). An
-*arm* is a way to train. Its speed-up says how much sooner it reaches the final loss of unshared training: 1.20 means
-with 1.20 times fewer tokens, or in 1.20 times fewer seconds. *Controls* are the arms that share to the end, the arms
-that grow, and the small model. The cost ratio is the cost of a real step divided by the cost of a pseudo step.
-Numbers in brackets are 95 % intervals over seeds, paired by seed."""
+_WORDS = """An *arm* is a way to train. Its *speed-up* says how many times fewer tokens, or seconds, it needs to reach
+the final loss of unshared training. The sign † marks arms that end above that loss, as the mean over seeds. A seed that
+ends above is compared at its own, higher loss, which unshared training reaches earlier. So a speed-up with † does not
+say when, or whether, the arm reaches the final loss of unshared training.
+
+The *cost ratio* is the cost of a real step divided by the cost of a pseudo step. It is above 1 where a real step waits
+for its weights and moments, and a pseudo step only computes. A step with some sharing, or with fewer layers, costs its
+computing or its bytes, whichever takes longer.
+
+*Controls* are the arms that share to the end, the arms that grow, and the small model. At a cost ratio, a "yes" lies
+above unshared training, above all arms that share to the end, and above all arms that grow. A "no" lies below one of
+them, or below the small model. Per token, only unshared training counts. "Level" means that the verdict is open and
+that the mean difference of the losses is below 0.01 nats. Numbers in brackets are 95 % intervals over seeds, paired by
+seed."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
-_VERDICTS: dict[Verdict, str] = {"yes": "Faster per token", "no": "Slower per token", "level": "Level", "open": "Open"}
+_RATIOS = (1, 4)
+"""Cost ratios of the first sentences: where nothing waits for bytes, and where experts of M6-10T do (`marks`)."""
+_SPOKEN: tuple[Kind, ...] = ("delinked", "grown", "shared throughout")
+_FASTEST = "The fastest arm of each kind, in seconds, at two cost ratios:"
+_KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
-    *("arm", "speed-up per token", "verdict per token", "loss difference, nats"),
+    *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),
     *("in seconds, yes at ratios", "no at ratios"),
 )
 
 
 def answers(leading: Sequence[Comparison]) -> Iterator[str]:
     """Yield the paragraphs. `leading`: one comparison of each study."""
-    yield _INTRODUCTION
-    if not leading:
+    if leading:
+        yield "\n".join(f"- **{one.study.capitalize()}: {_verdict(one)}.**" for one in leading)
+        yield _FASTEST
+        yield table(_KINDS, [_fastest(one, ratio) for one in leading for ratio in _RATIOS])
+        yield _certainty(leading)
+    else:
         yield _NONE
-    for comparison in leading:
-        yield from _answer(comparison)
+    yield _WORDS
+    for one in leading:
+        size = f"{one.parameters:,} parameters without the embedding, {one.tokens:,} tokens"
+        yield f"**{one.study.capitalize()}, {size}:**"
+        if notes := [*_provisional(one), *_reservations(one)]:
+            yield "\n".join(notes)
+        yield table(_HEAD, [_row(one, trial) for trial in one.trials])
 
 
-def _answer(one: Comparison) -> Iterator[str]:
-    tokens = max(curve.full for curve in one.trials[0].curves.values())
-    yield f"**{one.study.capitalize()}, {one.parameters:,} parameters without the embedding, {tokens:,} tokens:**"
-    seconds = [f"- **In seconds**: {_seconds(one)}.", *_fastest(one), *_dearest(one)]
-    yield "\n".join([*_provisional(one), *_per_token(one), *seconds, *_reservations(one)])
-    shown = [trial for trial in one.trials if trial.arm.is_primary or trial.kind in CONTROLS]
-    yield table(_HEAD, [_row(one, trial) for trial in shown])
+def _verdict(one: Comparison) -> str:
+    """Return for which delinked arms and cost ratios the plan says yes."""
+    found = [(trial.arm.name, spans(one, trial, "yes")) for trial in one.of_kind("delinked")]
+    winners = [f"*{name}* at cost ratios {where}" for name, where in found if where]
+    if winners:
+        return f"yes. Above unshared training and all controls lie {joined(winners)}"
+    if not found:
+        return "open. No delinked arm and unshared training have a seed in common yet"
+    pending = [(trial.arm.name, spans(one, trial, "open")) for trial in one.of_kind("delinked")]
+    undecided = [f"*{name}* at cost ratios {where}" for name, where in pending if where]
+    if undecided:
+        return (
+            "no delinked arm is shown to lie above unshared training and all controls, at any cost ratio from 1 to 20;"
+            f" open: {joined(undecided)}"
+        )
+    return "no. No delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20"
+
+
+def _fastest(one: Comparison, ratio: int) -> list[str]:
+    """Return a row with the fastest arm of each kind at a cost ratio."""
+    found = []
+    for kind in _SPOKEN:
+        speeds = [(speed, t.arm.name) for t in one.of_kind(kind) if (speed := t.speed_up_in_seconds(ratio))]
+        speed, name = max(speeds, key=lambda each: each[0].mean, default=(None, ""))
+        found.append(f"*{name}*: {number(speed)}" if speed else "not trained")
+    return [one.study, str(ratio), *found]
+
+
+def _certainty(leading: Sequence[Comparison]) -> str:
+    """Return how far the answers carry."""
+    scale, arms = leading[0].scale, sum(len(one.trials) for one in leading)
+    planned = max(len(scale.sizes[one.study]) for one in leading)
+    seeds = sorted({len(trial.paired) for one in leading for trial in one.trials})
+    return (
+        f"**How sure**: models of at most {max(one.parameters for one in leading):,} parameters ({planned} sizes were"
+        f" planned), one text, {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are"
+        f" computed from operations and bytes, not measured. {arms} arms are compared at 95 %, without a correction for"
+        " their number: about one verdict in twenty may be chance."
+    )
 
 
 def _provisional(one: Comparison) -> Iterator[str]:
     if one.lacking:
         counts = joined(f"*{name}* {have} of {wanted}" for name, (have, wanted) in one.lacking.items())
         yield f"- **Provisional**: seeds are missing. Pairs with unshared training, of those in the plan: {counts}."
-
-
-def _per_token(one: Comparison) -> Iterator[str]:
-    """Yield the arms with each verdict on the speed-up in tokens."""
-    for verdict, words in _VERDICTS.items():
-        yield f"- **{words}**: {named(trial.arm.name for trial in one.trials if one.per_token(trial) == verdict)}."
-
-
-def _seconds(one: Comparison) -> str:
-    """Return for which delinked arms and cost ratios the plan says yes."""
-    found = [(trial.arm.name, spans(one, trial, "yes")) for trial in one.of_kind("delinked")]
-    winners = [f"*{name}* at ratios {where}" for name, where in found if where]
-    if winners:
-        return f"**above unshared training and all controls lie {joined(winners)}**"
-    if not found:
-        return "**open: no delinked arm and unshared training have a seed in common yet**"
-    pending = [(trial.arm.name, spans(one, trial, "open")) for trial in one.of_kind("delinked")]
-    undecided = [f"*{name}* at ratios {where}" for name, where in pending if where]
-    if undecided:
-        return (
-            "**no delinked arm is shown to lie above unshared training and all controls, at any cost ratio from 1 to"
-            f" 20**; open: {joined(undecided)}"
-        )
-    return "**no delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20**"
-
-
-def _fastest(one: Comparison) -> Iterator[str]:
-    """Yield which arm has the highest mean speed-up in seconds, by cost ratio."""
-    best, bounded = [], {}
-    for ratio in RATIOS:
-        speeds = {trial.arm.name: speed for trial in one.trials if (speed := trial.speed_up_in_seconds(ratio))}
-        bounded = {name: speed for name, speed in speeds.items() if speed.at_most}
-        known = [(speed.mean, name) for name, speed in speeds.items() if name not in bounded]
-        best.append((ratio, max([(1.0, "unshared"), *known])[1]))
-    found = {name: joined(span(*ends) for ends in ranges(best, name)) for _, name in best}
-    fastest = joined(f"*{name}* at ratios {where}" for name, where in found.items())
-    yield f"- Highest mean speed-up in seconds: {fastest}."
-    if bounded:
-        yield f"- Not ranked there, because only an upper bound is known: {named(bounded)}."
-
-
-def _dearest(one: Comparison) -> Iterator[str]:
-    """Yield the cost ratios above which the bytes of the pseudo steps of an arm bound them."""
-    by_limit: dict[str, list[str]] = {}
-    for trial in sorted(one.trials, key=lambda trial: costs.largest_ratio(trial.shares) or RATIOS[-1]):
-        limit = costs.largest_ratio(trial.shares)
-        if limit is not None and limit < RATIOS[-1]:
-            by_limit.setdefault(f"{limit:.2g}", []).append(trial.arm.name)
-    if by_limit:
-        found = joined(f"{limit} ({named(names)})" for limit, names in by_limit.items())
-        yield f"- Bytes alone make a real step at most this many times as costly as a pseudo step: {found}."
 
 
 def _reservations(one: Comparison) -> Iterator[str]:
@@ -105,4 +107,5 @@ def _reservations(one: Comparison) -> Iterator[str]:
 
 def _row(one: Comparison, trial: Trial) -> list[str]:
     per_token = [number(trial.speed_up()), one.per_token(trial), number(trial.difference(), 4, sign=True)]
-    return [trial.arm.name, *per_token, spans(one, trial, "yes") or "none", spans(one, trial, "no") or "none"]
+    verdicts = [spans(one, trial, "yes") or "none", spans(one, trial, "no") or "none"]
+    return [trial.arm.name, str(len(trial.paired)), *per_token, *verdicts]

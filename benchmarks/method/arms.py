@@ -118,7 +118,7 @@ DENSE = (
     Arm("1, 4, 12 blocks", (_dense(0.1, blocks=1), _dense(0.3, blocks=4), _REAL), "4 blocks, delinked at 30 %"),
     Arm("grown from 4 layers at 30 %", (_dense(0.3, 4), _REAL), "grown from 4 layers at 30 %", is_primary=True),
     Arm("grown from 1 layer at 50 %", (_dense(0.5, 1), _REAL), "grown from 1 layer at 50 %"),
-    Arm("small model", (_REAL,), UNSHARED, width={24: 10}),
+    Arm("small model", (_REAL,), "small model", width={24: 10}),
 )
 EXPERTS = (
     Arm(UNSHARED, (_EXPERTS,), UNSHARED, is_primary=True),

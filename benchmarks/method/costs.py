@@ -66,8 +66,6 @@ class Share:
     """Share of the operations."""
     state: float
     """Share of the bytes of the state."""
-    shares: bool
-    """True if layers share blocks or sets of experts."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ def shares(study: Study, width: int, arm: Arm, scale: Scale = REGISTERED) -> lis
     found = []
     for stage in arm.stages:
         own = stage_cost(study, arm.width.get(width, width), stage, scale)
-        is_shared = stage.blocks < stage.layers
-        found.append(Share(stage.until, own.flops / real.flops, own.state_bytes / real.state_bytes, is_shared))
+        found.append(Share(stage.until, own.flops / real.flops, own.state_bytes / real.state_bytes))
     return found
 
 
@@ -122,26 +119,15 @@ def by_bytes(stages: Sequence[Share], index: int) -> float:
 
 
 def by_seconds(ratio: float) -> Price:
-    """Return the price in seconds where a real step takes `ratio` times as long as a pseudo step, from 1.
+    """Return the price in seconds where a step of unshared training takes `ratio` times as long as its computing,
+    because it waits for the bytes of its state. `ratio`: at least 1.
 
-    A pseudo step, the first stage of an arm that shares, costs 1 / ratio of a real step: that defines the ratio. It
-    computes as much as a real step, so computing is 1 / ratio of a real step; the rest of the real step is waiting for
-    the bytes of its state, which pass beside the computing. Any other stage costs the larger of its computing,
-    `flops` / ratio, and its bytes, `state`. So the first stage of a grown arm costs its share of the operations at
-    ratio 1, where computing bounds a real step, and its share of the bytes at a large ratio, where bytes do. A second
-    stage that shares (1, 4, 12 blocks) is priced in the same way.
+    Bytes pass beside the computing, so a step of any stage takes the longer of its computing, `flops` / ratio, and of
+    its bytes, `state`. A pseudo step with few bytes computes as much as a real step and waits for nothing: then
+    `ratio` is the cost of a real step divided by the cost of a pseudo step, the cost ratio of the plan.
     """
 
     def price(stages: Sequence[Share], index: int) -> float:
-        stage = stages[index]
-        if stage.shares and index == 0:
-            return stage.flops / ratio
-        return max(stage.flops / ratio, stage.state)
+        return max(stages[index].flops / ratio, stages[index].state)
 
     return price
-
-
-def largest_ratio(stages: Sequence[Share]) -> float | None:
-    """Return the ratio above which the bytes of the pseudo steps themselves take longer than their computing, so that
-    bytes alone cannot make real steps so dear; None if the first stage does not share."""
-    return 1 / stages[0].state if stages[0].shares else None

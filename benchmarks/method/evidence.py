@@ -33,6 +33,7 @@ def evidence(trials: Sequence[Trial]) -> dict[str, Any]:
                     "seeds": speed_up.seeds,
                     "speedUpInTokens": _estimate(speed_up),
                     "lossDifference": _estimate(difference),
+                    "relativeRate": trial.relative_rate,
                 }
             )
     return {"trials": found}

@@ -200,23 +200,26 @@ def _interval(points: Sequence[Point], resamples: int) -> tuple[float | None, fl
 
 
 def best_moment(law: Law, parameters: float, uses: float, tokens: float, ratio: float) -> float:
-    """Return the moment of the delink that reaches the final loss of unshared training in the fewest seconds, as a
-    fraction of the full budget.
+    """Return the moment of the delink with the highest speed-up by the law, as a fraction of the full budget. Arguments
+    as in `speed_up_at`."""
+    moments = (percent / 100 for percent in range(100))
+    return max(moments, key=lambda moment: speed_up_at(law, moment, parameters, uses, tokens, ratio))
+
+
+def speed_up_at(law: Law, moment: float, parameters: float, uses: float, tokens: float, ratio: float) -> float:
+    """Return the speed-up in seconds to the final loss of unshared training, by the law, of one block that is delinked
+    at this fraction of the full budget.
 
     By the law, a delinked model with the loss L goes on as an unshared model that has reached L does: the tokens of
     the pseudo phase count as the tokens after which unshared training has their loss. `parameters`: of the layers
-    unshared; a real step costs `ratio` pseudo steps.
+    unshared; `ratio`: see `costs.by_seconds`.
     """
-
-    def seconds(fraction: float) -> float:
-        if fraction == 0:
-            return tokens
-        loss = law.loss(parameters / uses, uses, fraction * tokens)
-        above = loss - law.limit(parameters, 1)
-        worth = _NORM[1] * (above / law.data) ** (-1 / law.beta) if above > 0 else np.inf
-        return float(fraction * tokens / ratio + max(0.0, tokens - worth))
-
-    return min((percent / 100 for percent in range(100)), key=seconds)
+    if moment == 0:
+        return 1.0
+    loss = law.loss(parameters / uses, uses, moment * tokens)
+    above = loss - law.limit(parameters, 1)
+    worth = _NORM[1] * (above / law.data) ** (-1 / law.beta) if above > 0 else np.inf
+    return float(tokens / (moment * tokens * max(1 / ratio, 1 / uses) + max(0.0, tokens - worth)))
 
 
 def moments(trials: Sequence[Trial], ratio: float) -> dict[float, float]:

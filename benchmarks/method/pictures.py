@@ -8,7 +8,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.method import costs
 from benchmarks.method.analysis import RATIOS, Comparison, Kind, Trial, kind_of
 from benchmarks.method.arms import ARMS, Study
 from benchmarks.method.intervals import Estimate
@@ -41,7 +40,7 @@ def draw_decision(comparisons: Sequence[Comparison], marks: Sequence[Mark], path
         ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20) if low <= tick <= high]
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-        axes.set(xlabel="cost of a real step ÷ cost of a pseudo step", xlim=(1, 20))
+        axes.set(xlabel="cost of a real step ÷ cost of a pseudo step (that only computes)", xlim=(1, 20))
         axes.set_title(f"{comparison.study}, {comparison.parameters:,} parameters without the embedding")
         axes.grid(alpha=0.3)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False)
@@ -52,15 +51,14 @@ def draw_decision(comparisons: Sequence[Comparison], marks: Sequence[Mark], path
 def _draw_speed_up(axes: Axes, trial: Trial) -> None:
     found = [estimate for ratio in RATIOS if (estimate := trial.speed_up_in_seconds(ratio)) is not None]
     means, colour = [one.mean for one in found], _colour(trial.study, trial.arm.name)
-    limit = costs.largest_ratio(trial.shares) or RATIOS[-1]
-    inside = [ratio for ratio in RATIOS if ratio <= limit]
     notes = ["at most" if any(one.at_most for one in found) else "at least"] if _has_bound(found) else []
     if found[0].low is None:
         notes.append("one seed")
-    label = f"{trial.arm.name} ({', '.join(notes)})" if notes else trial.arm.name
-    line, width = "--" if _has_bound(found) else "-", 2.2 if trial.arm.is_primary else 1.2
-    axes.plot(inside, means[: len(inside)], color=colour, linestyle=line, linewidth=width, label=label)
-    axes.plot(RATIOS[len(inside) - 1 :], means[len(inside) - 1 :], color=colour, linestyle=":", linewidth=width)
+    ends_above = any(one.ends_above for one in found)
+    remarks = f" ({', '.join(notes)})" if notes else ""
+    label = f"{trial.arm.name}{'†' if ends_above else ''}{remarks}"
+    line, width = "--" if ends_above or _has_bound(found) else "-", 2.2 if trial.arm.is_primary else 1.2
+    axes.plot(RATIOS, means, color=colour, linestyle=line, linewidth=width, label=label)
     if found[0].low is not None:
         lows = [max(one.low or 0.0, 1e-2) for one in found]
         axes.fill_between(RATIOS, lows, [one.high or 0.0 for one in found], color=colour, alpha=0.12, linewidth=0)

@@ -31,20 +31,29 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line is an upper bound: the arm
-ends with a higher loss than unshared training at its smallest budget. A dotted line has cost ratios that cannot come
-from bytes alone: the bytes of the pseudo steps would take longer than their computing. `benchmarks/method/costs.py`
-says how the step of a grown arm is priced. The table has the marks on the axis:"""
-_SETTING = """- Seconds in the picture are computed from operations, bytes and a cost ratio, which stands for a machine.
-  They are not measured.
+_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line has the sign †: the arm
+ends above the final loss of unshared training. A line stops rising where the bytes of a pseudo step take longer
+than its computing: more waiting for bytes then makes its steps dearer, too.
+
+A step of an arm costs its share of the operations of the layers, divided by the cost ratio, or its share of the bytes
+of their state, whichever is more. Embedding and head do not count. With them a small phase saves less: for the job of
+124 M parameters the planner prices a step of 4 of 12 layers at 0.67 of a real one, and not at 0.33.
+
+The table has the marks on the axis; a ratio below 1 is not drawn. Phases of one job may have different layouts, so a
+ratio is not the effect of sharing alone:"""
+_SETTING = """- Seconds are computed from operations, bytes and a cost ratio, which stands for a machine. They are not
+  measured.
+- A step on a busy machine takes longer, so seconds and memory of the trials are not compared. At this size memory does
+  not tell arms apart anyway.
 - These trials do not compare the treatments of the optimizer's state at the delink, the trigger
   `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) do."""
 _RATES = """The table has the validation losses of the trainings that choose the peak learning rate of an arm. They
 have a seed and a text of their own. First, trainings with half of the full budget compare several rates. Then
-trainings with the full budget compare the best of these rates with lower ones. The loss of the chosen rate is bold.
-An arm that is not listed takes the rate of another arm."""
+trainings with the full budget compare the best of these rates with lower ones; the loss of the chosen rate is bold.
+Arms that are not listed take the rate of a listed arm: other moments of a delink the rate at 30 %, and
+*1, 4, 12 blocks* the rate of *4 blocks, delinked at 30 %*."""
 _REMEDIES = """The literature names changes of the transition and of the first phase that may help. The table has them
-in the order of the plan, with three seeds each:
+in the order of the plan, which has three seeds of each:
 
 - *Rates of each phase*: the first phase has the peak learning rate of the arm that shares throughout. The second phase
   has the peak rate of unshared training, and its rate rises from zero again.
@@ -54,9 +63,14 @@ in the order of the plan, with three seeds each:
 - *All but norms shared*, *blocks but routers and norms*: layers share a block, except for its norms and routers.
 
 Jobs cannot share as in the last two items. A plain loop trains these arms (`benchmarks/method/plain.py`)."""
+_TREND = """Loss minus the loss of unshared training, at equal tokens, paired by seed. A line through two sizes always
+fits, so its interval shows the scatter of the seeds alone. Peak rates were chosen at one width. Do not extrapolate."""
 _MEMORY = """A loss is the mean over the seeds of its arm. Arms have different numbers of seeds, so compare arms by
 their differences only. A difference is the loss of an arm minus the loss of unshared training with the same seed, as
-the mean over these pairs. A share is relative to unshared training, and counts the layers alone. The state of a layer
+the mean over these pairs. At equal operations, bytes or seconds, an arm is compared with unshared training that has
+cost as much as the arm. Arms cost different amounts, so compare such a cell with 0, and not with another arm's.
+
+A share is relative to unshared training, and counts the layers alone. The state of a layer
 is its float32 master weights and two moments. Memory is the growth of the process in the last stage of an arm. The
 first stage of a delinked arm takes as much memory as the arm that shares throughout."""
 
@@ -129,7 +143,8 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
         windows = sorted({(r.budget, r.validation_tokens) for r in compared})
         shown = [f"{tokens:,} at {percent(budget)} of the tokens" for budget, tokens in windows]
         yield f"- At most {largest:,} parameters without the embedding, and {most:,} tokens."
-        yield f"- Validation tokens: {joined(shown)}."
+        same = len({tokens for _, tokens in windows}) == 1
+        yield f"- Validation tokens: {f'{windows[0][1]:,} at each budget' if same else joined(shown)}."
         if len({tokens for _, tokens in windows}) > 1:
             yield (
                 "- Budgets are measured on different parts of the validation text, the same for all arms. So losses at"
@@ -187,7 +202,7 @@ def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[str]:
 
 def _trend(slopes: dict[Study, dict[str, Trend | str]]) -> Iterator[str]:
     yield "## Trend with the size"
-    yield "Loss minus the loss of unshared training, at equal tokens, paired by seed."
+    yield _TREND
     yield tables.trends(slopes)
     if _lines(slopes):
         yield "![Differences by size, with lines through them](images/method-trend.svg)"
@@ -221,5 +236,5 @@ def _dates(results: Sequence[Result]) -> Iterator[str]:
         days = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
         yield (
             f"Written by `make bench-method`. Trained {days}, at {joined(commits)}. All figures are in"
-            f" [data/{RESULTS.name}](data/{RESULTS.name})."
+            f" [data/{RESULTS.name}](data/{RESULTS.name}). A plus after a commit means that the files differed from it."
         )

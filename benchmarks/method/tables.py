@@ -7,10 +7,10 @@ from math import isfinite
 
 from benchmarks.method import costs
 from benchmarks.method.analysis import RATIOS, Comparison, Remedy, Trial, Verdict, comparisons, leading, ranges
-from benchmarks.method.arms import LAYERS, REGISTERED, Scale, Study
+from benchmarks.method.arms import BUDGETS, LAYERS, REGISTERED, Scale, Study
 from benchmarks.method.costs import Price, stage_cost
 from benchmarks.method.intervals import Estimate
-from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments
+from benchmarks.method.law import PUBLISHED, Fit, best_moment, moments, speed_up_at
 from benchmarks.method.marks import Mark
 from benchmarks.method.results import Result
 from benchmarks.method.schedule import planned, rate_of, tuning_losses
@@ -42,19 +42,22 @@ def joined(words: Iterable[str]) -> str:
 
 
 def span(low: float, high: float) -> str:
-    return f"{low:.2g} to {high:.2g}"
+    return " to ".join(dict.fromkeys((f"{low:.2g}", f"{high:.2g}")))
 
 
 def number(found: Estimate | None, digits: int = 2, sign: bool = False) -> str:
-    """Return "mean (low to high)"; a bound has no interval."""
+    """Return "mean (low to high)"; a bound has no interval. Ends that would be rounded to 1.00 get another digit, as 1
+    decides the verdict on a speed-up. † marks arms that end above the loss of unshared training."""
     if found is None:
         return "–"
-    form = f"{'+' if sign else ''}.{digits}f"
+    if not sign and any(end is not None and f"{end:.{digits}f}" == "1.00" for end in (found.low, found.high)):
+        digits += 1
+    form, mark = f"{'+' if sign else ''}.{digits}f", "†" if found.ends_above else ""
     if found.at_most or found.at_least:
         bound = "about" if found.at_most and found.at_least else "at most" if found.at_most else "at least"
-        return f"{bound} {found.mean:{form}}"
+        return f"{bound} {found.mean:{form}}{mark}"
     ends = "one seed" if found.low is None else f"{found.low:{form}} to {found.high:{form}}"
-    return f"{found.mean:{form}} ({ends})".replace("-", "−")
+    return f"{found.mean:{form}} ({ends}){mark}".replace("-", "−")
 
 
 def spans(comparison: Comparison, trial: Trial, wanted: Verdict) -> str:
@@ -76,7 +79,7 @@ def rates(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
             if own:
                 chosen = rate_of(study, arm.tuned_as, results, scale) if width == scale.tuned_width else None
                 last = "" if width != scale.tuned_width else "not finished" if chosen is None else f"{chosen:g}"
-                cells = [_rate_cell(own.get(rate), rate == chosen) for rate in tried]
+                cells = [_rate_cell(own.get(rate), rate == chosen and budget == max(BUDGETS)) for rate in tried]
                 rows.append([study, str(width), arm.name, percent(budget), *cells, last])
     return table(["study", "width", "arm", "budget", *(f"{rate:g}" for rate in tried), "chosen"], rows)
 
@@ -123,7 +126,7 @@ def speed_ups(comparison: Comparison) -> str:
 def costs_of(trials: Sequence[Trial]) -> str:
     """Return operations, bytes and memory of the trials of one study and width, stage by stage."""
     head = ["arm", "operations of a token by stage, layers (share)", "with the head", "state by stage, layers (share)",
-            "all operations", "all bytes", "memory of the last stage, MiB", "seconds of a step"]  # fmt: skip
+            "all operations", "all bytes", "memory of the last stage, MiB"]  # fmt: skip
     rows = []
     for trial in trials:
         shares, width = trial.shares, trial.arm.width.get(trial.width, trial.width)
@@ -138,7 +141,6 @@ def costs_of(trials: Sequence[Trial]) -> str:
             ", ".join(state),
             *(f"{total:.2f}" for total in totals),
             f"{trial.peak_bytes / _MIB:.0f}",
-            f"{trial.seconds_per_step:.3f}",
         ])  # fmt: skip
     return table(head, rows)
 
@@ -167,9 +169,12 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     differences = {one.trial.arm.name: one.trial.difference() for one in found}
     behind = [name for name, one in differences.items() if one and one.low is not None and one.low > 0]
     ahead = [name for name, one in differences.items() if one and one.high is not None and one.high < 0]
+    single = [one.trial.arm.name for one in found if len(one.trial.curves) == 1]
+    alone = f" One seed, no interval: {named(single)}." if single else ""
     return (
-        f"Below their base: {named(better)}. Above it: {named(worse)}. Below unshared training at equal tokens:"
-        f" {named(ahead)}. Above it: {named(behind)}. Of the others zero lies within the interval."
+        f"Lower loss than their base: {named(better)}. Higher loss than their base: {named(worse)}. Lower loss than"
+        f" unshared training at equal tokens: {named(ahead)}. Higher: {named(behind)}.{alone} All other comparisons are"
+        " not decided: zero lies within their intervals, which are wide with so few seeds."
     )
 
 
@@ -181,10 +186,11 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     ends = "one seed, no interval" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
     edge = " (at the edge of what is searched)" if law.is_at_bound else ""
     text = (
-        f"φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. E ="
-        f" {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α = {law.alpha:.3f}, B ="
-        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings (means of seeds), root"
-        f" mean square error {found.residual:.4f} nats."
+        f"The law is L = E + A (r^φ N)^−α + B D^−β: a block of N parameters that is used r times counts as r^φ blocks,"
+        f" and D are tokens. φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106;"
+        f" {_published(found)}. E = {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α ="
+        f" {law.alpha:.3f}, B = {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings"
+        f" (means of seeds), root mean square error {found.residual:.4f} nats."
     )
     own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
     if own is None:
@@ -196,11 +202,22 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
         best = max(measured, key=lambda moment: measured[moment])
         by_law = best_moment(law, own.parameters, layers, tokens, ratio)
         shown = joined(f"{percent(moment)}: {speed:.2f}" for moment, speed in sorted(measured.items()))
-        rows.append([str(ratio), percent(by_law), percent(best), shown])
-    head = ["cost ratio", "best moment by the law", "best moment measured", "speed-up in seconds by moment"]
+        predicted = joined(
+            f"{percent(moment)}: {speed_up_at(law, moment, own.parameters, layers, tokens, ratio):.2f}"
+            for moment in sorted(measured)
+        )
+        rows.append([str(ratio), percent(by_law), percent(best), predicted, shown])
+    head = [
+        "cost ratio",
+        "best moment by the law",
+        "best moment measured",
+        "speed-up in seconds by the law",
+        "speed-up measured",
+    ]
     note = (
         f"Moments of the delink of one block, as shares of the tokens, with {own.parameters:,} parameters; 0 % is"
-        " unshared training, and the law was searched up to 99 %."
+        " unshared training. The law was searched up to 99 %, so 99 % means: as late as possible. Three moments were"
+        " measured."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

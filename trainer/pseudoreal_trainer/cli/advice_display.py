@@ -69,8 +69,8 @@ def _plans_table(advice: Advice) -> Table:
 
 
 def _name(plan: Plan) -> str:
-    is_control = plan.candidate is not None and plan.candidate.kind == "Throughout"
-    return f"{plan.name} (control)" if is_control else plan.name
+    ends_smaller = plan.candidate is not None and plan.candidate.kind == "Throughout"
+    return f"{plan.name} (smaller)" if ends_smaller else plan.name
 
 
 def _speed_up(plan: Plan, advice: Advice) -> str:

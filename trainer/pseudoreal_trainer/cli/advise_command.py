@@ -52,8 +52,8 @@ def advise(
 
     Candidates are compared with training without sharing, at the loss that this has after --tokens or --days. How
     many tokens a candidate needs is measured: in this project's trials, or in the runs of --from. How long a token
-    takes is predicted. A candidate is recommended only if the lower end of its speed-up is above 1 and above its
-    controls.
+    takes is predicted. A candidate is recommended only if the lower end of its speed-up is above 1, and, if it
+    shares weights, above the speed-up of training that starts with fewer layers.
 
     Exit code 78: the job is not valid, or its own model does not fit.
     """

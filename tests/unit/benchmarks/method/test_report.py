@@ -39,20 +39,37 @@ def cells(text: str, start: str, column: int) -> list[str]:
 
 
 class TestAnswers:
-    def test_arms_stand_under_their_verdicts(self) -> None:
+    def test_the_first_sentences_answer_for_each_kind_of_arm(self) -> None:
+        """At ratio 4 sharing throughout, 0.15 above, is read on the curve of unshared training, and marked."""
         text = document(results(3), MARKS)
-        assert "- **Faster per token**: *grown from 4 layers at 30 %*." in text
-        assert "- **Slower per token**: *shared throughout*, *delinked at 30 %*." in text
-        assert (
-            "**no delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20**" in text
+        assert text.split("\n\n")[1].startswith(
+            "- **Dense: no. No delinked arm lies above unshared training and all con"
         )
+        _, ratio, delinked, grown, shared = next(
+            row for row in text.splitlines() if row.startswith("| dense | 4")
+        ).split(" | ")
+        assert ratio == "4"
+        assert re.fullmatch(r"\*delinked at 30 %\*: 1\.1\d \([^)]*\)†", delinked)
+        assert re.fullmatch(r"\*grown from 4 layers at 30 %\*: 1\.50 \([^)]*\)", grown)
+        assert re.fullmatch(r"\*shared throughout\*: 3\.2\d \([^)]*\)† \|", shared)
+
+    def test_each_arm_has_its_verdict_and_its_seeds(self) -> None:
+        text = document(results(3), MARKS)
+        verdicts = {name: cells(text, name, 3)[0] for name in OFFSETS if name != "unshared"}
+        assert verdicts == {"delinked at 30 %": "no", "grown from 4 layers at 30 %": "yes", "shared throughout": "no"}
+        assert cells(text, "shared throughout", 1)[0] == "3"
+
+    def test_only_arms_that_end_above_unshared_training_are_marked(self) -> None:
+        text = document(results(3), MARKS)
+        assert cells(text, "delinked at 30 %", 2)[0].endswith(")†")
+        assert cells(text, "grown from 4 layers at 30 %", 2)[0].endswith(")")
 
     def test_numbers_are_those_of_the_results(self) -> None:
         text = document(results(3), MARKS)
-        assert cells(text, "delinked at 30 %", 3)[0].startswith("+0.1010 (+0.0985 to +0.1035)")
+        assert cells(text, "delinked at 30 %", 4)[0].startswith("+0.1010 (+0.0985 to +0.1035)")
         # 0.101 above: unshared training has the loss just over halfway, in logarithms, between 1 and 0.75. Budgets are
         # whole steps, so their ratio differs from 0.75 a little.
-        speed_up = float(cells(text, "delinked at 30 %", 1)[0].partition(" (")[0])
+        speed_up = float(cells(text, "delinked at 30 %", 2)[0].partition(" (")[0])
         assert speed_up == pytest.approx(0.75**0.505, abs=0.006)
 
     def test_one_seed_has_no_interval(self) -> None:
@@ -60,8 +77,8 @@ class TestAnswers:
         assert (
             "- One seed, no interval: *shared throughout*, *delinked at 30 %*, *grown from 4 layers at 30 %*." in text
         )
-        assert "- **Faster per token**: none." in text
-        assert cells(text, "delinked at 30 %", 1)[0] == "0.87 (one seed)"
+        assert cells(text, "grown from 4 layers at 30 %", 3)[0] == "open"
+        assert cells(text, "delinked at 30 %", 2)[0] == "0.87 (one seed)†"
 
     def test_missing_controls_are_named(self) -> None:
         text = document(results(3), MARKS)
@@ -73,26 +90,25 @@ class TestAnswers:
             for one in results(3)
         ]
         text = document(wins, MARKS)
-        assert re.search(r"above unshared training and all controls lie \*delinked at 30 %\* at ratios 1 to", text)
+        assert re.search(
+            r"Dense: yes\. Above unshared training and all controls lie \*delinked at 30 %\* at cost ratios 1 to", text
+        )
 
-    def test_a_bound_is_not_ranked(self) -> None:
+    def test_a_bound_is_said(self) -> None:
         far = [
             one if one.arm != "shared throughout" else one.model_copy(update={"loss": one.loss + 3})
             for one in results(3)
         ]
-        text = document(far, MARKS)
-        assert "only an upper bound is known: *shared throughout*" in text
-        assert cells(text, "shared throughout", 1)[0] == "at most 0.50"
-        assert re.search(r"Highest mean speed-up in seconds: \*grown from 4 layers at 30 %\* at ratios 1 to 20\.", text)
+        assert cells(document(far, MARKS), "shared throughout", 2)[0] == "at most 0.50†"
 
     def test_an_undecided_delinked_arm_is_open_and_not_below(self) -> None:
         text = document(results(1), MARKS)
-        assert "**no delinked arm is shown to lie above unshared training and all controls" in text
-        assert "; open: *delinked at 30 %* at ratios 1 to 20." in text
+        assert "**Dense: no delinked arm is shown to lie above unshared training and all controls" in text
+        assert "; open: *delinked at 30 %* at cost ratios 1 to 20.**" in text
 
     def test_without_a_delinked_arm_seconds_are_open(self) -> None:
         text = document([one for one in results(3) if one.role == "tuning" or "delinked" not in one.arm], MARKS)
-        assert "- **In seconds**: **open: no delinked arm and unshared training have a seed in common yet**." in text
+        assert "- **Dense: open. No delinked arm and unshared training have a seed in common yet.**" in text
 
     def test_answers_are_provisional_while_seeds_are_missing(self) -> None:
         """The plan has 5 seeds of primary arms and 3 of the others at the size that has all arms."""
@@ -105,11 +121,6 @@ class TestAnswers:
         plan = [(one.name, 5 if one.is_primary else 3) for one in ARMS["dense"]]
         whole = [row for name, seeds in plan for seed in range(seeds) for row in curve("dense", name, seed, (3, 2, 1))]
         assert "Provisional" not in document([*rates("dense"), *whole], MARKS)
-
-    def test_ratios_that_bytes_alone_cannot_make_are_said(self) -> None:
-        """One block of 12 has a twelfth of the bytes, 4 blocks a third."""
-        text = document([*results(3), *curve("dense", "4 blocks throughout", 0, (3.4, 3.2, 3.1))], MARKS)
-        assert "as a pseudo step: 3 (*4 blocks throughout*), 12 (*shared throughout*, *delinked at 30 %*)." in text
 
 
 class TestRemedies:
@@ -125,8 +136,8 @@ class TestRemedies:
             for one in curve("dense", name, seed, [9, 9, 3.1 + offset + seed * 1.002])
         ]
         text = document([*results(3), *rows], MARKS).partition("## What else was tried")[2].partition("\n## ")[0]
-        assert f"Below their base: *{self.NOISE}*. Above it: *{self.RESET}*. Below unshared training" in text
-        assert f" at equal tokens: none. Above it: *{self.NOISE}*, *{self.RESET}*." in text
+        assert f"Lower loss than their base: *{self.NOISE}*. Higher loss than their base: *{self.RESET}*." in text
+        assert f" at equal tokens: none. Higher: *{self.NOISE}*, *{self.RESET}*. All other" in text
         noise, reset = (line for line in text.splitlines() if line.startswith("| dense |"))
         assert noise.startswith(f"| dense | {self.NOISE} | delinked at 30 % | 4.0820 | −0.0190 (")
         assert "| +0.1220 (" in reset
@@ -206,7 +217,7 @@ class TestPartialData:
             f"nat above the median of their size and budget, and not left out: dense, width {WIDTH}, delinked at 50"
             in text
         )
-        assert cells(text, "delinked at 50 %", len((*EARLY_BUDGETS, *BUDGETS)))[0].strip() == "4.5000"
+        assert cells(text, "delinked at 50 %", len((*EARLY_BUDGETS, *BUDGETS)))[1].strip() == "4.5000"
         assert "above the median" not in document(results(1), MARKS)
 
 
@@ -217,7 +228,7 @@ def test_every_tried_rate_is_shown_and_the_chosen_one_is_bold() -> None:
         for rate, loss in {RATE: 3.9, LOWEST: 3.8, LOWEST / 2: 3.95}.items()
     ]
     text = tables.rates([*rates("dense", tried), *full])
-    assert f"| dense | {WIDTH} | unshared | 50 % |  | **4.2000** | 4.0000 | diverged | {LOWEST:g} |" in text
+    assert f"| dense | {WIDTH} | unshared | 50 % |  | 4.2000 | 4.0000 | diverged | {LOWEST:g} |" in text
     assert f"| dense | {WIDTH} | unshared | 100 % | 3.9500 | **3.8000** | 3.9000 |  | {LOWEST:g} |" in text
 
 
@@ -232,7 +243,7 @@ def test_phi_is_held_against_the_published_value() -> None:
     assert "φ = 0.30 (0.20 to 0.50), beside 0.46 in arXiv 2604.21106; its interval contains that value" in inside
     assert "its interval does not contain that value" in tables.fit(Fit(law, 0.2, 0.4, 15, 0.001), found)
     assert "whether they differ cannot be said" in tables.fit(Fit(law, None, None, 15, 0.001), found)
-    assert "| 1 | 0 % | 0 % | 0 %: 1.00, 30 %: 0.87 |" in inside
+    assert re.search(r"\| 1 \| 0 % \| 0 % \| 0 %: 1\.00, 30 %: 0\.\d\d \| 0 %: 1\.00, 30 %: 0\.87 \|", inside)
 
 
 class TestEvidence:
@@ -271,7 +282,7 @@ class TestPictures:
 
     def test_a_line_of_one_seed_says_so(self, tmp_path: Path) -> None:
         pictures.draw_decision(leading(comparisons(trials(results(1)))), MARKS, tmp_path / "a.svg")
-        assert "delinked at 30 % (one seed)" in (tmp_path / "a.svg").read_text()
+        assert "delinked at 30 %† (one seed)" in (tmp_path / "a.svg").read_text()
         pictures.draw_decision(leading(comparisons(trials(results(2)))), MARKS, tmp_path / "a.svg")
         assert "one seed" not in (tmp_path / "a.svg").read_text()
 
@@ -301,3 +312,6 @@ def test_the_speed_up_in_the_readme_is_that_of_the_page() -> None:
     page = Path("docs/method.md").read_text()
     speed_ups = page[page.index(": speed-ups\n") :]
     assert cells(speed_ups, "grown from 4 layers at 30 %", 3)[0] == readme
+    [of_experts] = re.findall(r"half of the tokens need (\d\.\d+ \(.*?\)) times fewer", Path("README.md").read_text())
+    fastest = next(row for row in page.splitlines() if row.startswith("| experts | 4 |")).split(" | ")[2]
+    assert fastest.rstrip("†") == f"*experts delinked at 50 %*: {of_experts}"

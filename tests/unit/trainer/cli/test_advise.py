@@ -103,7 +103,7 @@ def test_text_for_people_says_what_and_how_sure(job: dict[str, Any], file: Path)
     assert result.exit_code == 0, result.output
     for words in (
         "to the loss that unshared training has after 9,600,000 tokens",
-        "shared throughout (control)",
+        "shared throughout (smaller)",
         "recommendation: take grown from 4 layers at 30 %, if a trial on your own text and of a larger model agrees",
         "because grown from 4 layers at 30 %, ",
         "how sure:\n- evidence for",

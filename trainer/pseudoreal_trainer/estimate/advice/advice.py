@@ -70,7 +70,7 @@ class Advice:
     machine: str
     unshared: Plan
     plans: tuple[Plan, ...]
-    """Candidates and controls, in the order of the trials."""
+    """In the order of the trials."""
     left_out: dict[str, str]
     """Arm that does not apply to the job -> reason."""
     decision: Decision

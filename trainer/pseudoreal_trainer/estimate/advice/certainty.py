@@ -41,6 +41,7 @@ def sentences(advice: Advice, trials: tuple[Trial, ...]) -> list[str]:
         _on_distance(advice, trial),
         *_on_parts(plan, trial),
         _on_tokens(advice, trial),
+        *_on_rate(advice, trial),
         *_about_the_job(advice),
     ]
 
@@ -86,7 +87,7 @@ def _on_parts(plan: Plan, trial: Trial) -> list[str]:
         found += [
             f"{name} of the first stages are {own:.2f} of all where the trial had {measured:.2f}"
             for name, (own, measured) in parts.items()
-            if stage.until < 1 and getattr(tried, name) > 1 and abs(own - measured) > _SAME * measured
+            if stage.until < 1 and abs(own - measured) > _SAME * measured
         ]
     return found
 
@@ -96,6 +97,22 @@ def _on_tokens(advice: Advice, trial: Trial) -> str:
         f"the trial read {trial.tokens / trial.parameters:.3g} tokens for each parameter, the job reads"
         f" {advice.tokens / advice.parameters:.3g}"
     )
+
+
+def _on_rate(advice: Advice, trial: Trial) -> list[str]:
+    """Return a proposal of the peak learning rate."""
+    rate, proposed = advice.job.spec.optimizer.learning_rate, ""
+    if trial.relative_rate is None:
+        return [
+            f"the job keeps spec.optimizer.learningRate {rate}; the best peak rate may differ from arm to arm, so try"
+            " the double and the half, too"
+        ]
+    if trial.relative_rate != 1:
+        proposed = f"; if {rate} is the best for unshared training, take {trial.relative_rate * float(rate):g}"
+    return [
+        f"the job keeps spec.optimizer.learningRate {rate}; in the trials the best peak rate of this arm was"
+        f" {trial.relative_rate:g} times the best of unshared training{proposed}"
+    ]
 
 
 def _about_the_job(advice: Advice) -> list[str]:
@@ -108,10 +125,6 @@ def _about_the_job(advice: Advice) -> list[str]:
             "stages of the trials end while the learning rate is at its peak, and spec.optimizer.schedule is"
             f" {spec.optimizer.schedule}; set WarmupStableDecay"
         )
-    found.append(
-        f"the job keeps spec.optimizer.learningRate {spec.optimizer.learning_rate}; each arm of the trials had the best"
-        " peak rate of its own, so try the double and the half, too"
-    )
     if spec.checkpoint.start_from is not None or spec.checkpoint.continue_from is not None:
         found.append(
             "the trials began with random weights, and the job begins with trained ones (spec.checkpoint.startFrom,"

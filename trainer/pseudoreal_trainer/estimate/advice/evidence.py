@@ -51,6 +51,8 @@ class Trial(_Model):
     """Tokens of unshared training ÷ tokens after which the arm has the final loss of unshared training."""
     loss_difference: Interval
     """Final loss of the arm minus the final loss of unshared training, in nats per token."""
+    relative_rate: float | None = Field(None, gt=0)
+    """Best peak learning rate of the arm ÷ best peak learning rate of unshared training; None if they are not known."""
 
     @model_validator(mode="after")
     def _ends_in_order(self) -> Self:

@@ -71,8 +71,9 @@ def test_seconds_and_speed_ups_follow_by_hand(body: dict[str, Any]) -> None:
     ("pseudo_seconds", "verdict"),
     [
         (4.0, "Level"),  # as dear as a real step: 0.96 to 1.04
-        (2.5, "Take"),  # 1.08 to 1.18, above 4 / 2.5 * 0.4 = 0.64 of sharing throughout
-        (1.0, "None"),  # 1.23 to 1.36, below 4 * 0.4 = 1.6
+        (2.5, "Take"),  # 1.08 to 1.18
+        (1.0, "Take"),  # 1.23 to 1.36; sharing throughout, 4 * 0.4 = 1.6, ends with a smaller model
+        (6.0, "None"),  # 0.83 to 0.89
     ],
 )
 def test_the_price_of_a_pseudo_step_decides(body: dict[str, Any], pseudo_seconds: float, verdict: str) -> None:
