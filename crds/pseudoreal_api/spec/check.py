@@ -113,51 +113,52 @@ def broken_rules(
     `seconds`: processor time after which the remaining rules are left out; a single evaluation is not interrupted.
     """
     for rule in rules:
-        _compiled(rule.holds if isinstance(rule, PhaseRule) else rule.rule)  # once in a process, so before the deadline
+        _compiled(_condition(rule))  # once in a process, so before the deadline
     deadline = time.thread_time() + seconds
-    job = _Subject(metadata, _outline(spec))
     broken: dict[Rule, str] = {}
-    for rule in rules:
-        for holds, sentence, context in job.instances(rule):
-            if time.thread_time() > deadline:
-                return broken
-            if _compiled(holds).execute(context) is not True:
-                broken[rule] = str(_compiled(sentence).execute(context))
-                break
-    return broken
+    for rule, context in _evaluations(rules, metadata, _outline(spec)):
+        if time.thread_time() > deadline:
+            break
+        if rule not in broken and _compiled(_condition(rule)).execute(context) is not True:
+            sentence = rule.sentence if isinstance(rule, PhaseRule) else rule.message
+            broken[rule] = str(_compiled(sentence).execute(context))
+    return {rule: broken[rule] for rule in rules if rule in broken}
 
 
-class _Subject:
-    """A job as the rules see it, in the contexts of the CEL library.
+def _condition(rule: Rule) -> str:
+    return rule.holds if isinstance(rule, PhaseRule) else rule.rule
 
-    The library copies the value of each variable that it reads. So a rule on phases is evaluated for one phase, or pair
-    of phases, at a time, and only rules on the pods of phases see them.
+
+def _evaluations(rules: Iterable[Rule], metadata: JobMetadata, spec: dict[str, Any]) -> Iterator[tuple[Rule, Any]]:
+    """Yield each rule with a context for its evaluation; a rule on phases with one for each phase or pair of phases.
+
+    The CEL library copies the values that it is given, and again the value of each variable that a rule reads. So the
+    phases take turns in one context, and only rules on the pods of phases see them.
     """
+    phases = spec["phases"]
+    slim = [{key: value for key, value in phase.items() if key != "pod"} for phase in phases]
+    without = {key: value for key, value in spec.items() if key != "phases"}
+    context = _context(without | {"phases": slim})
+    yield from ((rule, context) for rule in rules if not isinstance(rule, PhaseRule) and rule not in METADATA_RULES)
+    context = _context({"metadata": {"name": metadata.name}, "spec": {"phases": slim}})
+    yield from ((rule, context) for rule in rules if rule in METADATA_RULES)
+    context, of_phases = _context(without), [rule for rule in rules if isinstance(rule, PhaseRule)]
+    for sees_pods, ones in ((False, slim), (True, phases)):
+        for phase in ones:
+            context.add_variable("p", phase)
+            yield from (
+                (rule, context) for rule in of_phases if not rule.of_pairs and ("p.pod" in rule.holds) == sees_pods
+            )
+    for p, q in pairwise(slim):
+        context.add_variable("p", p)
+        context.add_variable("q", q)
+        yield from ((rule, context) for rule in of_phases if rule.of_pairs)
 
-    def __init__(self, metadata: JobMetadata, spec: dict[str, Any]) -> None:
-        phases = spec["phases"]
-        slim = [{key: value for key, value in phase.items() if key != "pod"} for phase in phases]
-        without = {key: value for key, value in spec.items() if key != "phases"}
-        self._spec = _context(self=without | {"phases": slim})
-        self._job = _context(self={"metadata": {"name": metadata.name}, "spec": {"phases": slim}})
-        self._phases = [_context(self=without, p=phase) for phase in slim]
-        self._phases_with_pods = [_context(self=without, p=phase) for phase in phases]
-        self._pairs = [_context(self=without, p=p, q=q) for p, q in pairwise(slim)]
 
-    def instances(self, rule: Rule) -> Iterator[tuple[str, str, Any]]:
-        """Yield what is to be evaluated for the rule: condition, sentence and context, until a condition is false."""
-        if isinstance(rule, PhaseRule):
-            phases = self._phases_with_pods if "p.pod" in rule.holds else self._phases
-            contexts = self._pairs if rule.of_pairs else phases
-            yield from ((rule.holds, rule.sentence, context) for context in contexts)
-        else:
-            yield rule.rule, rule.message, self._job if rule in METADATA_RULES else self._spec
-
-
-def _context(**variables: Any) -> Any:
+def _context(subject: dict[str, Any]) -> Any:
     import cel  # here, because its import takes longer than most commands, which check no job
 
-    context = cel.Context(variables)
+    context = cel.Context({"self": subject})
     context.add_function("format", _format)
     return context
 
