@@ -87,9 +87,10 @@ run: .venv-run/ready ## Train a small transformer here, without a cluster: two m
 	@$(RUN)/pseudoreal run $(JOB) --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
-generate: .venv/tools ## Write the types of Kubernetes, the CRD, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
+generate: .venv/tools ## Write the types of Kubernetes, the CRD, its policy, its schema for editors and its reference, the charts' READMEs, the version, and docs/tested.md
 	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
+	@$(BIN)/python -m pseudoreal_api.publish.policy crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
 	@$(BIN)/python -m pseudoreal_api.publish.editor charts/pseudoreal/files/pseudorealjob.schema.json
 	@$(BIN)/python -m pseudoreal_dev.machine.version

@@ -1,7 +1,7 @@
-"""Checks generated files for staleness: the CustomResourceDefinition, its schema for editors and its reference, the
-charts' READMEs, the version, and the document of what has run where."""
+"""Checks generated files for staleness: the CustomResourceDefinition, its policy, its schema for editors and its
+reference, the charts' READMEs, the version, and the document of what has run where."""
 
-from pseudoreal_api.publish import crd, editor, reference
+from pseudoreal_api.publish import crd, editor, policy, reference
 
 from pseudoreal_dev import tested
 from pseudoreal_dev.demo.chart import CHART
@@ -10,17 +10,17 @@ from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_dev.release import chart_readme
 
-COPIES = (
-    paths.REPOSITORY / "crds" / crd.FILE_NAME,
-    CHART / "files" / crd.FILE_NAME,
-)
+FOLDERS = (paths.REPOSITORY / "crds", CHART / "files")
+"""Folders with the definition and the policy."""
 REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 SCHEMA = CHART / "files" / editor.FILE_NAME
 
 
 def check() -> None:
     """Raise DevError if a generated file is stale."""
-    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown(), SCHEMA: editor.to_json()}
+    wanted = {REFERENCE: reference.to_markdown(), SCHEMA: editor.to_json()}
+    for folder in FOLDERS:
+        wanted |= {folder / crd.FILE_NAME: crd.to_yaml(), folder / policy.FILE_NAME: policy.to_yaml()}
     wanted[tested.DOCUMENT] = tested.to_markdown()
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     wanted |= dict(version.stamped())

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pseudoreal_api.base import KIND
+from pseudoreal_api.base import GROUP, KIND, PLURAL
+from pseudoreal_api.spec.rules.rule import SEPARATOR
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.untrusted_text import sanitize
 
@@ -169,7 +170,7 @@ def _error_of_body(status: int, body: Json, target: Target) -> ClientError:
     sentence = f"the cluster refuses to {target.verb} {target.kind} {target.name}: {_message(body) or status}"
     if status in (400, 422):
         rejected = Rejected(sentence)
-        rejected.causes = [_cause(cause) for cause in details.get("causes") or []]
+        rejected.causes = [sentence for cause in details.get("causes") or [] for sentence in _sentences(cause)]
         return rejected
     return Conflict(sentence) if status == 409 and target.verb == "patch" else ClientError(sentence)
 
@@ -199,6 +200,17 @@ def _not_found(details: Json, target: Target) -> NotFound | NotInstalled:
         f"there is no {target.kind.removeprefix('the log of ')} {target.name} {target.place};"
         f" `pseudoreal get -n {target.namespace}` lists its jobs, and `pseudoreal get -A` those of all namespaces"
     )
+
+
+_DENIED = f"ValidatingAdmissionPolicy '{PLURAL}.{GROUP}' with binding '{PLURAL}.{GROUP}' denied request: "
+
+
+def _sentences(cause: Json) -> list[str]:
+    """Return the sentences of a cause: the policy of the definition joins those of all broken rules."""
+    message = cause.get("message") or ""
+    if message.startswith(_DENIED):
+        return [sanitize(sentence) for sentence in message.removeprefix(_DENIED).split(SEPARATOR)]
+    return [_cause(cause)]
 
 
 def _cause(cause: Json) -> str:

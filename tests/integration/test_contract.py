@@ -11,8 +11,10 @@ import pytest
 from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.publish.crd import custom_resource_definition
+from pseudoreal_api.spec.check import InvalidJob, check_job
 from pseudoreal_api.spec.core_types import TYPES
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.rules.rule import SEPARATOR
 from pseudoreal_dev import kubernetes_types
 
 from tests import released
@@ -71,6 +73,33 @@ def test_an_invalid_job_is_rejected_with_its_field_and_values(jobs: Jobs, bad: B
     assert refusal
     for piece in bad.says:
         assert piece.lower() in refusal.lower()
+
+
+def test_all_mistakes_are_shown_at_once(jobs: Jobs) -> None:
+    changes: Change = {"spec__model__layers": 7, "spec__hang": {"stragglerFactor": "0.5"}}
+    with pytest.raises(InvalidJob) as local:
+        check_job(good_job("no.label", **changes))
+    sentences = str(local.value).splitlines()
+    assert len(sentences) == 4
+    assert jobs.create(good_job("no.label", **changes), dry_run=True).refusal.endswith(SEPARATOR.join(sentences))
+
+
+def test_a_job_may_leave_its_name_to_the_api_server(jobs: Jobs) -> None:
+    body = good_job()
+    body["metadata"] = {"generateName": "good-"}
+    assert jobs.create(body, dry_run=True).refusal == ""
+    assert jobs.create(body | {"metadata": {"generateName": "a.b-"}}, dry_run=True).refusal
+
+
+@pytest.mark.parametrize("letter", ["a", "ß", "\U0001f600"])
+def test_sentences_with_long_values_are_cut(jobs: Jobs, letter: str) -> None:
+    """The API server drops a message of more than 5 KiB, or of more than one line."""
+    path = f"first\n{letter * 1500}"
+    changes: Change = {"spec__data": {"path": path, "volume": CLAIM}, "spec__model__layers": 7}
+    weights = {"type": "HuggingFace", "huggingFace": {"path": path, "volume": CLAIM}}
+    refusal = jobs.create(good_job(**changes, spec__checkpoint__startFrom=weights), dry_run=True).refusal
+    assert "spec.phases[pseudo].sharing.blocks 2 must divide spec.model.layers 7" in refusal or "and more" in refusal
+    assert ("`pseudoreal validate`" in refusal) == (letter != "a")
 
 
 @pytest.mark.parametrize("body", example_jobs(), ids=lambda body: body["metadata"]["name"])

@@ -25,7 +25,6 @@ FOLDER = Path(__file__).parents[1] / "data" / "crds"
 OLD_GROUP = "before.example.dev"
 """Group of a definition beside the one that other tests use."""
 JOBS: list[Json] = list(yaml.safe_load_all((FOLDER / "0.3.0-jobs.yaml").read_text()))
-QUANTITY = "odd-quantity"
 _NAMES = count()
 
 
@@ -115,7 +114,7 @@ def stored(admin: client.ApiClient) -> Iterator[tuple[Stored, dict[str, str]]]:
         api.remove()
 
 
-@pytest.mark.parametrize("job", sorted({job["metadata"]["name"] for job in JOBS} - {QUANTITY}))
+@pytest.mark.parametrize("job", sorted(job["metadata"]["name"] for job in JOBS))
 def test_stored_job_of_the_release_can_still_be_changed(job: str, stored: tuple[Stored, dict[str, str]]) -> None:
     api, names = stored
     name = names[job]
@@ -138,10 +137,3 @@ def _without_defaults_of(before: Any, after: Any) -> Any:
     if isinstance(before, list) and isinstance(after, list):
         return [_without_defaults_of(*pair) for pair in zip(before, after, strict=True)]
     return after
-
-
-def test_quantity_without_quotes_must_be_changed_before_the_upgrade(stored: tuple[Stored, dict[str, str]]) -> None:
-    """As docs/operations.md says: a rule of the definition cannot read the number."""
-    api, names = stored
-    with pytest.raises(client.ApiException, match="expected XIntOrString value to be either a string or integer"):
-        api.patch_status(names[QUANTITY], {"state": "Training"})

@@ -9,9 +9,7 @@ import yaml
 
 from pseudoreal_api.base import GROUP, KIND, PLURAL, VERSION
 from pseudoreal_api.publish.schema import structural_schema
-from pseudoreal_api.spec.changes import JOB_CHANGES
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.rules.job import METADATA_RULES
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 FILE_NAME = f"{GROUP}_{PLURAL}.yaml"
@@ -56,7 +54,6 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": structural_schema(PseudoRealJobSpec),
             "status": structural_schema(PseudoRealJobStatus),
         },
-        "x-kubernetes-validations": [*(rule.to_schema() for rule in METADATA_RULES), *JOB_CHANGES],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

@@ -1,7 +1,11 @@
 """Validates a job without an API server, with the same models, CEL rules and error messages."""
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
+from math import inf
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -10,9 +14,9 @@ from pydantic.alias_generators import to_camel
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.spec.embedded import misfits
-from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
-from pseudoreal_api.spec.rules.rule import Rule
+from pseudoreal_api.spec.rules.rule import PhaseRule, Rule
 
 _FIELDS = {"apiVersion", "kind", "metadata", "spec", "status"}
 _METADATA_FIELDS = {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}
@@ -39,10 +43,9 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
     if unfit := misfits(job.spec):
         # Like the API server, skip the CEL rules if parts that are core/v1 types are malformed.
         raise InvalidJob("\n".join(unfit))
-    spec = job.spec.to_dict()
     sentences = [*_unknown(body), *_wrong_labels(job.metadata.labels), *_repeated(job.spec, "spec")]
     sentences += [job.queue_conflict] if job.queue_conflict else []
-    sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
+    sentences += broken_rules(job.metadata, job.spec).values()
     if sentences:
         raise InvalidJob("\n".join(sentences))
     return job.with_queue()
@@ -99,12 +102,95 @@ def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
             )
 
 
-def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
+def broken_rules(
+    metadata: JobMetadata,
+    spec: PseudoRealJobSpec,
+    rules: Iterable[Rule] = (*SPEC_RULES, *METADATA_RULES),
+    seconds: float = inf,
+) -> dict[Rule, str]:
+    """Return the rules that the job breaks, each with the sentence that the API server's policy shows.
+
+    `seconds`: processor time after which the remaining rules are left out; a single evaluation is not interrupted.
+    """
+    for rule in rules:
+        _compiled(_condition(rule))  # once in a process, so before the deadline
+    deadline = time.thread_time() + seconds
+    broken: dict[Rule, str] = {}
+    for rule, context in _evaluations(rules, metadata, _outline(spec)):
+        if time.thread_time() > deadline:
+            break
+        if rule not in broken and _compiled(_condition(rule)).execute(context) is not True:
+            sentence = rule.sentence if isinstance(rule, PhaseRule) else rule.message
+            broken[rule] = str(_compiled(sentence).execute(context))
+    return {rule: broken[rule] for rule in rules if rule in broken}
+
+
+def _condition(rule: Rule) -> str:
+    return rule.holds if isinstance(rule, PhaseRule) else rule.rule
+
+
+def _evaluations(rules: Iterable[Rule], metadata: JobMetadata, spec: dict[str, Any]) -> Iterator[tuple[Rule, Any]]:
+    """Yield each rule with a context for its evaluation; a rule on phases with one for each phase or pair of phases.
+
+    The CEL library copies the values that it is given, and again the value of each variable that a rule reads. So the
+    phases take turns in one context, and only rules on the pods of phases see them.
+    """
+    phases = spec["phases"]
+    slim = [{key: value for key, value in phase.items() if key != "pod"} for phase in phases]
+    without = {key: value for key, value in spec.items() if key != "phases"}
+    context = _context(without | {"phases": slim})
+    yield from ((rule, context) for rule in rules if not isinstance(rule, PhaseRule) and rule not in METADATA_RULES)
+    context = _context({"metadata": {"name": metadata.name}, "spec": {"phases": slim}})
+    yield from ((rule, context) for rule in rules if rule in METADATA_RULES)
+    context, of_phases = _context(without), [rule for rule in rules if isinstance(rule, PhaseRule)]
+    for sees_pods, ones in ((False, slim), (True, phases)):
+        for phase in ones:
+            context.add_variable("p", phase)
+            yield from (
+                (rule, context) for rule in of_phases if not rule.of_pairs and ("p.pod" in rule.holds) == sees_pods
+            )
+    for p, q in pairwise(slim):
+        context.add_variable("p", p)
+        context.add_variable("q", q)
+        yield from ((rule, context) for rule in of_phases if rule.of_pairs)
+
+
+def _context(subject: dict[str, Any]) -> Any:
     import cel  # here, because its import takes longer than most commands, which check no job
 
     context = cel.Context({"self": subject})
     context.add_function("format", _format)
-    return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]
+    return context
+
+
+def _outline(spec: PseudoRealJobSpec) -> dict[str, Any]:
+    """Return the spec with only as much of its large parts as rules read: whether a value of a type of core/v1 is
+    there, and the number of homes."""
+    homes = {"phases": {"__all__": {"offload": {"homes": True}}}}
+    dumped: dict[str, Any] = _hollow(spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=homes))
+    for phase, given in zip(dumped["phases"], spec.phases, strict=True):
+        phase["offload"]["homes"] = [0] * len(given.offload.homes)
+    return dumped
+
+
+def _hollow(value: Any, key: str = "") -> Any:
+    if key in ("template", "claimTemplate", "valueFrom"):
+        return {}
+    if isinstance(value, list):
+        return [_hollow(item) for item in value]
+    if isinstance(value, dict):
+        if key == "volume":
+            return {name: {} if isinstance(item, dict) else item for name, item in value.items()}
+        return {name: _hollow(item, name) for name, item in value.items()}
+    return value
+
+
+@cache
+def _compiled(expression: str) -> Any:
+    """Return the program of a rule. The operator checks many jobs, and compiling takes most of the time."""
+    import cel
+
+    return cel.compile(expression)
 
 
 def _repeated(model: BaseModel, path: str) -> Iterator[str]:

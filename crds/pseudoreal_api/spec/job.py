@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import GROUP, ApiModel, list_map
-from pseudoreal_api.spec.changes import JOB_CHANGES, PHASES_CHANGES, SPEC_CHANGES, immutable
+from pseudoreal_api.spec.changes import PHASES_CHANGES
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.data import Data
 from pseudoreal_api.spec.logging import Logging
@@ -16,7 +16,6 @@ from pseudoreal_api.spec.phase import Delink, Phase
 from pseudoreal_api.spec.pod import Pod, Scheduling
 from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart
 from pseudoreal_api.spec.request import Request
-from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 
 MANAGER = f"{GROUP}/operator"
 """Value of spec.managedBy for this project's operator."""
@@ -32,36 +31,18 @@ _COPY_LABEL = "kueue.x-k8s.io/multikueue-origin"
 class PseudoRealJobSpec(ApiModel):
     """Trains a model in phases; each phase's sharing refines the one before, and its layers are no fewer."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"x-kubernetes-validations": [*(r.to_schema() for r in SPEC_RULES), *SPEC_CHANGES]}
-    )
-
-    model: Model = Field(
-        description="model describes the model that all phases train.", json_schema_extra=immutable("model")
-    )
-    data: Data = Field(description="data names the text that the model learns.", json_schema_extra=immutable("data"))
-    optimizer: Optimizer = Field(
-        Optimizer(),
-        description="optimizer sets AdamW and its learning-rate schedule.",
-        json_schema_extra=immutable("optimizer"),
-    )
-    precision: Precision = Field(
-        Precision(), description="precision sets the number formats.", json_schema_extra=immutable("precision")
-    )
+    model: Model = Field(description="model describes the model that all phases train.")
+    data: Data = Field(description="data names the text that the model learns.")
+    optimizer: Optimizer = Field(Optimizer(), description="optimizer sets AdamW and its learning-rate schedule.")
+    precision: Precision = Field(Precision(), description="precision sets the number formats.")
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
         description="phases are trained in this order. Between two phases the layers that no longer share a block"
         " are delinked: each gets its own copy of the weights that it used. Layers that are added begin as others."
         " Phases may be added, and the last one may be prolonged, until the job has ended.",
         json_schema_extra=list_map("name") | {"x-kubernetes-validations": PHASES_CHANGES},
     )
-    delink: Delink = Field(
-        Delink(), description="delink says what happens between two phases.", json_schema_extra=immutable("delink")
-    )
-    checkpoint: Checkpoint = Field(
-        Checkpoint(),
-        description="checkpoint says where and how often the state is saved.",
-        json_schema_extra=immutable("checkpoint"),
-    )
+    delink: Delink = Field(Delink(), description="delink says what happens between two phases.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="checkpoint says where and how often the state is saved.")
     logging: Logging = Field(
         Logging(),
         description="logging says where the figures of each step go. It can be changed while the job is suspended.",
@@ -69,9 +50,7 @@ class PseudoRealJobSpec(ApiModel):
     pod: Pod = Field(
         Pod(), description="pod describes the pods of every phase. It can be changed while the job is suspended."
     )
-    network: Network = Field(
-        Network(), description="network describes the network between the pods.", json_schema_extra=immutable("network")
-    )
+    network: Network = Field(Network(), description="network describes the network between the pods.")
     restart: Restart = Field(Restart(), description="restart says what happens after a fault.")
     hang: Hang = Field(
         Hang(), description="hang says when training that stands still is noticed, and what happens then."
@@ -135,10 +114,7 @@ class JobMetadata(ApiModel):
 class PseudoRealJob(ApiModel):
     """One object as returned by the API server, or as written in a user's file."""
 
-    model_config = ConfigDict(
-        extra="ignore",
-        json_schema_extra={"x-kubernetes-validations": [*(r.to_schema() for r in METADATA_RULES), *JOB_CHANGES]},
-    )
+    model_config = ConfigDict(extra="ignore")
 
     metadata: JobMetadata
     spec: PseudoRealJobSpec

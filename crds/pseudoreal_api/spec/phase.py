@@ -2,11 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from pseudoreal_api.base import SET, ApiModel, DecimalString, DnsLabel, Quantity, list_map
 from pseudoreal_api.names import OFFLOAD_DIRECTORY
-from pseudoreal_api.spec.changes import PHASE_CHANGES
 from pseudoreal_api.spec.kubernetes import MOST_ITEMS, VOLUME_SOURCE
 from pseudoreal_api.spec.pod import Pod
 from pseudoreal_api.wire.contract import Since
@@ -314,8 +313,6 @@ class Resources(ApiModel):
 
 
 class Phase(ApiModel):
-    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": PHASE_CHANGES})
-
     name: DnsLabel = Field(
         description="name is unique within the job; it becomes part of the names of pods and checkpoints."
     )

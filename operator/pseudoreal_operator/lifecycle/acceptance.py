@@ -7,19 +7,24 @@ from pseudoreal_api.base import GROUP
 from pseudoreal_api.names import CONTAINER, is_reserved_variable
 from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.check import check_resolvable
-from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.check import broken_rules
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.spec.rules.rule import SEPARATOR
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import Decision, pod_error_sentence, progressing, reject_job
 from pseudoreal_operator.manifests.network import check_network
-from pseudoreal_operator.observe.stages import pending_phases
+from pseudoreal_operator.observe.stages import Phases, pending_phases
 from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Event, Reason
 from pseudoreal_operator.untrusted_text import sanitize
 
 POD_BYTES = 65_536
 """Maximum size of a pod in bytes; a plain job's pod has 5,000."""
+_RULES_SECONDS = 0.008
+"""Processor time for the rules across fields of one job: all other jobs wait. Only large jobs need more. Rules that are
+left out were the API server's to check, and the trainer checks its configuration again."""
 _OPERATORS: dict[str, Any] = {
     "restartPolicy": "Never",
     "hostname": None,
@@ -35,7 +40,9 @@ tells the operator how a stage ended."""
 def accept(view: View) -> Decision | None:
     if view.status.phases:
         return None
-    if sentence := find_problem(view.spec) or view.observed.job.queue_conflict:
+    # The other checks assume that the rules hold.
+    sentence = find_broken_rules(view.spec, view.metadata.name, 0) or find_problem(view.spec)
+    if sentence := sentence or view.observed.job.queue_conflict:
         return reject_job(view.status, sentence, view.now)
     now = clock.to_text(view.now)
     status = status_with(
@@ -53,6 +60,33 @@ def accept(view: View) -> Decision | None:
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
         with_dry_run=True,
     )
+
+
+@cache_per_object
+def find_broken_rules(spec: PseudoRealJobSpec, name: str, known: int) -> str | None:
+    """Return the sentences of the rules across fields that the job breaks; None if it breaks none.
+
+    The API server refuses such a job, unless the policy with the rules is missing or was installed later. Rules that
+    the first `known` phases break by themselves are left out: a job that trains is older than the rules that it breaks.
+    """
+    metadata = JobMetadata(name=name)
+    try:
+        broken = broken_rules(metadata, spec, seconds=_RULES_SECONDS)
+        if broken and known:
+            cut = spec.model_copy(update={"phases": spec.phases[:known]})
+            # Without a limit: what was found in time must not count only because it is not found again in time.
+            before = broken_rules(metadata, cut, broken)
+            broken = {rule: sentence for rule, sentence in broken.items() if before.get(rule) != sentence}
+    except Exception as error:  # a rule cannot be evaluated
+        return pod_error_sentence(error)
+    return sanitize(SEPARATOR.join(broken.values())) or None
+
+
+def find_problem_now(spec: PseudoRealJobSpec, name: str, phases: Phases) -> str | None:
+    """Return a sentence on an error in the spec of a job that was accepted, such as in a phase that was added; None if
+    the spec is valid. `phases`: those of the status."""
+    started = sum(phase.state != "Pending" for phase in phases)
+    return find_broken_rules(spec, name, started) or find_problem(spec)
 
 
 @cache_per_object

@@ -28,7 +28,7 @@ from pseudoreal_api.status.status import (
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_hang
-from pseudoreal_operator.lifecycle.acceptance import find_problem
+from pseudoreal_operator.lifecycle.acceptance import find_problem_now
 from pseudoreal_operator.lifecycle.deadlines import (
     active_deadline,
     blocked_deadline,
@@ -219,7 +219,7 @@ def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
     """Return the status to write: the decision's status, completed with conditions, state, phase times and served
     requests."""
     old, generation, now = view.observed.status, view.metadata.generation, view.now
-    problem = None if decision.ended else find_problem(view.spec)
+    problem = None if decision.ended else find_problem_now(view.spec, view.metadata.name, decision.status.phases)
     accepted = not_accepted(problem) if problem else decision.accepted
     delinked = conditions.delinked_condition(view.spec, decision.status.phases)
     wanted = [accepted, decision.progressing, delinked, decision.suspended]

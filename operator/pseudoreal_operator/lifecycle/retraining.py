@@ -17,7 +17,7 @@ from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_operator.changes import Result, phase_with, status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.lifecycle.acceptance import find_problem
+from pseudoreal_operator.lifecycle.acceptance import find_problem_now
 from pseudoreal_operator.lifecycle.decisions import (
     Announcement,
     Cause,
@@ -143,7 +143,9 @@ def spec_changed(view: View) -> Decision | None:
     job = view.job
     if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
         return None
-    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or find_problem(view.spec):
+    if job.last_steps in (None, last_steps_of(view.spec, view.stage)):
+        return None
+    if find_problem_now(view.spec, view.metadata.name, view.status.phases):
         return None
     return train_on(view)
 

@@ -15,7 +15,7 @@ from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import MissingPods, classify, has_lost_peer
 from pseudoreal_operator.failures.hang import find_hang
-from pseudoreal_operator.lifecycle.acceptance import accept, find_problem
+from pseudoreal_operator.lifecycle.acceptance import accept, find_broken_rules, find_problem
 from pseudoreal_operator.lifecycle.deadlines import (
     deadline_exceeded,
     delink_timed_out,
@@ -280,7 +280,7 @@ def _is_ignorable(view: View, pod: Pod) -> bool:
 
 
 def start_execution(view: View) -> Decision:
-    if sentence := find_problem(view.spec, view.stage.index + 1):
+    if sentence := _find_rules_broken_by_phase(view) or find_problem(view.spec, view.stage.index + 1):
         # A phase that was added to the spec cannot be removed again, so the job fails.
         return fail(view, view.status, "InvalidSpec", sentence)
     status = status_with(with_stage_started(view.status, view.stage), execution_time=clock.to_text(view.now))
@@ -305,6 +305,17 @@ class Rule:
     decide: Decide
     before: Mapping[Decide, str]
     """Later rule -> reason why this rule stands before it. "Any order" means that the two never apply together."""
+
+
+def _find_rules_broken_by_phase(view: View) -> str | None:
+    """Return the sentences of the rules that the stage's phase breaks; None if it breaks none, or has begun."""
+    index = view.stage.index
+    if view.status.phases[index].state != "Pending":
+        return None
+    sentences = find_broken_rules(view.spec, view.metadata.name, index)
+    if sentences is None or sentences == find_broken_rules(view.spec, view.metadata.name, index + 1):
+        return None  # if any, a later phase breaks them
+    return sentences
 
 
 _EARLY_END = "execution_running accepts every active Job, so rules that end an execution early stand before it"

@@ -97,7 +97,7 @@ def test_refusals_are_typed_and_keep_the_servers_sentence(
     with pytest.raises(Rejected, match="the cluster refuses to create PseudoRealJob llm") as rejected:
         jobs.submit(bad)
     assert any("until.step 5 must be greater" in cause for cause in rejected.value.causes)
-    assert rejected.value.server_message.startswith('PseudoRealJob.pseudoreal.dev "llm" is invalid')
+    assert rejected.value.server_message.startswith('pseudorealjobs.pseudoreal.dev "llm" is forbidden')
     jobs.submit(good_job("llm"))
     with pytest.raises(AlreadyExists):
         jobs.submit(good_job("llm"))

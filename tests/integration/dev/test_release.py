@@ -177,6 +177,8 @@ def test_a_cluster_takes_install_yaml(fresh: Kubectl, published: Path, tmp_path:
         "namespace/pseudoreal serverside-applied",
         "customresourcedefinition.apiextensions.k8s.io/pseudorealjobs.pseudoreal.dev serverside-applied",
     ]
+    for kind in ("validatingadmissionpolicy", "validatingadmissionpolicybinding"):
+        assert f"{kind}.admissionregistration.k8s.io/pseudorealjobs.pseudoreal.dev serverside-applied" in again
     assert "kind: Secret" not in file.read_text(), "a key in a published file is no secret"
 
     def pods() -> list[Any]:

@@ -411,10 +411,10 @@ def test_the_api_server_takes_the_policies_that_allow_all(kubectl: Kubectl) -> N
     said = kubectl.said(
         "apply", "--dry-run=server", "-f", "-", body={"apiVersion": "v1", "kind": "List", "items": items}
     )
-    assert len(said.splitlines()) == 6
+    assert len(said.splitlines()) == 8
 
 
-def test_two_releases_in_different_namespaces_share_only_the_crd() -> None:
+def test_two_releases_in_different_namespaces_share_only_the_crd_and_its_policy() -> None:
     def made(namespace: str) -> set[tuple[str, str, str]]:
         values = ("--set=watchNamespaces={team}", *MONITORED)
         where = (f"--namespace={namespace}", KUBE_VERSION)
@@ -423,14 +423,15 @@ def test_two_releases_in_different_namespaces_share_only_the_crd() -> None:
         return {(kind, one.get("namespace", ""), one["name"]) for kind, one in metadata}
 
     shared = made("blue") & made("green")
-    assert shared == {("CustomResourceDefinition", "", "pseudorealjobs.pseudoreal.dev")}
+    kinds = {"CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert shared == {(kind, "", "pseudorealjobs.pseudoreal.dev") for kind in kinds}
     # A dash would make one name of namespace a-b with release c and of namespace a with release b-c.
     assert ("ClusterRole", "", f"blue.{RELEASE}-reviews") in made("blue")
 
 
 def test_a_name_override_applies_to_all_objects() -> None:
     documents = render("--set=fullnameOverride=trainers")
-    named = {d["metadata"]["name"] for d in documents if d["kind"] != "CustomResourceDefinition"}
+    named = {d["metadata"]["name"] for d in documents} - {"pseudorealjobs.pseudoreal.dev"}
     assert {name.removeprefix("operators.").split("-")[0] for name in named} == {"trainers"}
     (operator,) = find(documents, "Deployment", "trainers")["spec"]["template"]["spec"]["containers"]
     given = {entry["name"]: entry.get("value", "") for entry in operator["env"]}

@@ -61,6 +61,16 @@ def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
     assert exit_status(refusal) == 78
 
 
+def test_a_job_that_the_policy_refuses_has_a_cause_for_each_broken_rule() -> None:
+    name = "'pseudorealjobs.pseudoreal.dev'"
+    message = (
+        f"ValidatingAdmissionPolicy {name} with binding {name} denied request: a 1 must be 2; change it | b is odd"
+    )
+    refusal = error_of_response(422, json.dumps({"details": {"causes": [{"message": message}]}}), CREATE)
+    assert isinstance(refusal, Rejected)
+    assert refusal.causes == ["a 1 must be 2; change it", "b is odd"]
+
+
 def test_unreachable_cluster_is_named_by_its_host() -> None:
     refusal = unreachable("https://far:6443", GET, OSError("refused"))
     assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.message

@@ -1,11 +1,10 @@
 """The local check rejects the same jobs as the API server, with the same sentences for the rules across fields."""
 
-from typing import Any
-
 import pytest
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.spec import check
 from pseudoreal_api.spec.check import InvalidJob, check_job
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 from pseudoreal_api.spec.rules.rule import Rule
 
@@ -43,13 +42,14 @@ def test_a_bad_job_is_refused(bad: BadJob) -> None:
 def test_each_rule_refuses_a_bad_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that refuses no job of tests/data/jobs.yaml is tested nowhere; write such a job below `bad`."""
     broken: set[Rule] = set()
-    evaluate = check._broken
+    evaluate = check.broken_rules
 
-    def evaluate_each(rules: tuple[Rule, ...], subject: Any) -> list[str]:
-        broken.update(rule for rule in rules if rule not in broken and evaluate((rule,), subject))
-        return evaluate(rules, subject)
+    def evaluate_all(metadata: JobMetadata, spec: PseudoRealJobSpec) -> dict[Rule, str]:
+        found = evaluate(metadata, spec)
+        broken.update(found)
+        return found
 
-    monkeypatch.setattr(check, "_broken", evaluate_each)
+    monkeypatch.setattr(check, "broken_rules", evaluate_all)
     for bad in bad_jobs():
         with pytest.raises(InvalidJob):
             check_job(bad.body)

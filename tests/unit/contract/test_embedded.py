@@ -1,6 +1,5 @@
 """Types of core/v1 inside a job: their list, their limits, and the local check's sentences about mistakes."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,18 +17,12 @@ Json = dict[str, Any]
 
 VERSION: Json = custom_resource_definition()["spec"]["versions"][0]
 TYPED = {field.path: field.schema for field in fields(VERSION) if is_embedded(field.path)}
-LAST_APPLIED_BYTES = 262_144
-"""Limit on the bytes of all annotations of an object; `kubectl apply` stores the object itself in an annotation."""
 
 
 def test_the_types_are_those_of_the_newest_kubernetes_that_is_known() -> None:
     assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), (
         "the file is as written by `make generate`"
     )
-
-
-def test_kubectl_can_apply_the_definition_on_the_client_side() -> None:
-    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < LAST_APPLIED_BYTES - 4096
 
 
 def test_nothing_in_a_job_has_any_field_or_any_number_of_entries() -> None:

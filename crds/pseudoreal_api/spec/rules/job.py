@@ -1,4 +1,4 @@
-"""Rules on a job's storage, operation, pods and name; and all rules on a job, in the order of the CRD."""
+"""Rules on a job's storage, operation, pods and name; and all rules on a job, in the order of the policy."""
 
 from pseudoreal_api.names import HOST_NAME_CHARACTERS, RESERVED_ENV, RESERVED_ENV_PREFIXES
 from pseudoreal_api.spec.rules.model import MODEL_RULES
@@ -187,7 +187,7 @@ _OPERATION_RULES = (
 )
 
 SPEC_RULES = (*MODEL_RULES, *TRAINING_RULES, *_OPERATION_RULES)
-"""Rules on the spec. Their order is that of the CRD, and of the messages that a user sees."""
+"""Rules on the spec. Their order is that of the sentences that a user sees."""
 
 # Jobs are named <job>-<phase>-<digest>-e<execution>; host names of their pods append -<index> and must be DNS labels of
 # at most 63 characters. The names of delinks are longer and are cut.

@@ -10,7 +10,7 @@ _LACKS = (
 _NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
 
 
-# Other rules on a phase with `layers` or `experts` of its own are in resolved/check.py: the CRD has no room for them.
+# Other rules on a phase with `layers` or `experts` of its own are in resolved/check.py.
 _LAST = "self.phases[size(self.phases) - 1]"
 
 

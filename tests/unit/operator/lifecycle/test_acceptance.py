@@ -1,14 +1,21 @@
-"""Templates that cannot be pods are reported in a condition and an event before any child is created."""
+"""Jobs that break a rule, and templates that cannot be pods, are reported in a condition and an event before any child
+is created."""
 
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudoreal_api.spec.check import broken_rules
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.phase import Phase
 from pseudoreal_operator.status.conditions import find
+from pydantic import ValidationError
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.support.world import World, make_job
+from tests.support.jobs import BadJob, bad_jobs
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import UID, World, make_job
 
 Json = dict[str, Any]
 
@@ -102,3 +109,69 @@ def test_every_template_is_accepted_or_rejected_without_an_error(spec: Any, meta
         world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))
     world.carry_out(world.plan())
     assert find(world.status, "Accepted") is not None
+
+
+def _stored(bad: BadJob) -> PseudoRealJob | None:
+    """Return the job if an API server without the policy stores it; None if the definition refuses it."""
+    try:
+        job = PseudoRealJob.from_object(bad.body | {"metadata": bad.body["metadata"] | {"uid": UID, "generation": 1}})
+    except ValidationError:
+        return None
+    return job if broken_rules(job.metadata, job.spec) else None
+
+
+STORED = [bad for bad in bad_jobs() if _stored(bad)]
+
+
+def test_most_bad_jobs_of_the_table_break_rules() -> None:
+    assert len(STORED) > 100
+
+
+@pytest.mark.parametrize("bad", STORED, ids=lambda bad: bad.name)
+def test_job_that_the_api_server_took_without_the_policy_is_refused_with_the_same_sentences(bad: BadJob) -> None:
+    job = _stored(bad)
+    assert job
+    world = World(job)
+    world.settle()
+    accepted, failed = find(world.status, "Accepted"), find(world.status, "Failed")
+    assert accepted
+    assert failed
+    assert (accepted.status, failed.reason, world.objects) == ("False", "InvalidSpec", {})
+    assert accepted.message == failed.message
+    for piece in bad.says:
+        assert piece.lower() in accepted.message.lower()
+
+
+def _accepted(world: World) -> tuple[str, str]:
+    condition = find(world.status, "Accepted")
+    assert condition
+    return condition.status, condition.message
+
+
+NOT_FINER = "spec.phases[longer].sharing must refine that of phase real: its 2 blocks must be a multiple of 8"
+
+
+def test_phase_that_breaks_a_rule_is_named_when_it_is_added_and_fails_the_job_when_its_turn_comes() -> None:
+    world = run_until(World(make_job()), "pseudo")
+    phase = {"name": "longer", "until": {"step": 30}, "batch": {"sequences": 8}, "sharing": {"blocks": 2}}
+    world.set(phases=[*world.job.spec.phases, Phase.model_validate(phase)])
+    world.settle()
+    assert _accepted(world)[0] == "False"
+    assert NOT_FINER in _accepted(world)[1]
+    assert world.status.state == "Training", "the phases before it train on"
+    world.run_fairly()
+    failed = find(world.status, "Failed")
+    assert failed
+    assert (failed.reason, [phase.state for phase in world.status.phases]) == (
+        "InvalidSpec",
+        ["Complete", "Complete", "Failed"],
+    )
+    assert NOT_FINER in failed.message
+
+
+def test_job_that_trains_goes_on_whatever_rules_a_new_release_has() -> None:
+    """Such as the rule on epsilon: release 0.3.0 took smaller numbers."""
+    world = run_until(World(make_job()), "pseudo")
+    world.set(optimizer=world.job.spec.optimizer.model_copy(update={"epsilon": "1e-38"}))
+    world.run_fairly()
+    assert (world.status.state, _accepted(world)[0]) == ("Complete", "True")
