@@ -119,12 +119,12 @@ def by_bytes(stages: Sequence[Share], index: int) -> float:
 
 
 def by_seconds(ratio: float) -> Price:
-    """Return the price in seconds where a step of unshared training takes `ratio` times as long as its computing,
-    because it waits for the bytes of its state. `ratio`: at least 1.
+    """Return the price of a token in seconds, relative to unshared training.
 
-    Bytes pass beside the computing, so a step of any stage takes the longer of its computing, `flops` / ratio, and of
-    its bytes, `state`. A pseudo step with few bytes computes as much as a real step and waits for nothing: then
-    `ratio` is the cost of a real step divided by the cost of a pseudo step, the cost ratio of the plan.
+    `ratio`: seconds of an unshared step divided by the seconds of its computing, at least 1; the rest is waiting for
+    the state. Copies run beside the computing, so a step takes the longer of both: `flops` / ratio, and `state`. A
+    pseudo step with little state only computes. Then `ratio` is the cost ratio of the plan: cost of a real step divided
+    by cost of a pseudo step.
     """
 
     def price(stages: Sequence[Share], index: int) -> float:

@@ -187,7 +187,8 @@ def _hollow(value: Any, key: str = "") -> Any:
 
 @cache
 def _compiled(expression: str) -> Any:
-    """Return the program of a rule. The operator checks many jobs, and compiling takes most of the time."""
+    """Compile a CEL expression. Kept for the life of the process: compiling takes longer than evaluating, and the
+    expressions are the rules' own."""
     import cel
 
     return cel.compile(expression)

@@ -194,8 +194,8 @@ class OverrunBackoff:
 
 
 class SpecCache:
-    """The most recently used specs, by uid and generation of their jobs, and by the queue and the priority that labels
-    name: the generation does not count changes of labels."""
+    """The most recently used specs. The key has the job's uid and generation, and the labels for queue and priority,
+    because a change of labels leaves the generation as it is."""
 
     def __init__(self, most_bytes: int = SPEC_CACHE_BYTES) -> None:
         self._most = most_bytes

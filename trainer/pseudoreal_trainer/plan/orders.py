@@ -90,10 +90,10 @@ def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]
 
 
 def gradient_buffers(layout: Layout, rank: int) -> list[list[int]]:
-    """Return the gradient buffers of a rank: for each buffer, the units that use it, one after the other.
+    """Return the units of each gradient buffer of a rank, in the order of their use.
 
-    Each pool has one buffer for each gradient that accumulates at the same time, and one for a gradient that is being
-    reduced; at most one per unit.
+    In each pool, n gradients accumulate at the same time at most. The pool has n + 1 buffers, one of them for a
+    reduction in flight, and never more buffers than units.
     """
     return [units for pool in POOLS for units in _buffers_of_pool(layout, rank, pool)]
 

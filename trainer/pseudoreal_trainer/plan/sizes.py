@@ -63,7 +63,7 @@ class Sizes:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of an element's master weight and moments."""
+        """Bytes of a parameter's master weight and two moments."""
         return self.master_bytes + MOMENTS * self.moment_bytes
 
     @property

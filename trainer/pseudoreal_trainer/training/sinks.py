@@ -202,7 +202,7 @@ class MLflow:
         the same figures."""
 
     def _log_parameters(self, parameters: Parameters) -> None:
-        """Log the parameters that the run does not have; MLflow refuses to change a value."""
+        """Log the parameters missing from the run. Known ones keep their values: MLflow refuses to change them."""
         from mlflow.entities import Param
 
         known = self._client.get_run(self._run).data.params

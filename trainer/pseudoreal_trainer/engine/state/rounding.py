@@ -72,7 +72,7 @@ def _key(seed: int, name: str, upper: int) -> int:
 
 
 def _mix(number: int) -> int:
-    """Return 64 mixed bits (SplitMix64; Steele, Lea, Flood, OOPSLA 2014)."""
+    """Return a 64-bit hash of a 64-bit number (SplitMix64; Steele, Lea, Flood, OOPSLA 2014)."""
     number = (number + 0x9E3779B97F4A7C15) % _DOUBLE_WORD
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % _DOUBLE_WORD
     number = (number ^ number >> 27) * 0x94D049BB133111EB % _DOUBLE_WORD

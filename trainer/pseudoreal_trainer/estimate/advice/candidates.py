@@ -11,7 +11,7 @@ from pseudoreal_trainer.estimate.advice.evidence import Stage, Study, Trial
 
 Kind = Literal["Sharing", "Growth", "Throughout"]
 """Sharing: layers share weights at first. Growth: the model has fewer layers or experts at first. Throughout: layers
-share weights to the end, so the arm never trains the job's model; it is an alternative that ends with a smaller one."""
+share weights to the end, so the arm ends with a smaller model than the job's."""
 Json = dict[str, Any]
 _NOISE = "0.1"
 """spec.delink.noise of arms that copy experts, as in the trials: equal experts would never part."""
