@@ -102,7 +102,8 @@ def test_missed_changes_are_made_up_by_another_list(server: ScriptedServer, tabl
     }
     found, told = table()
     await_states(found, b="Complete", c="Training")
-    assert server.watches() == ["2", "9"]
+    # The rows are those of the list; the thread asks for the watch after it has told of them.
+    wait_for("a watch from the second list on", lambda: server.watches() == ["2", "9"], server.watches, pause=0.01)
     assert {*told} == {"team/a", "team/b", "team/c"}
 
 

@@ -45,7 +45,9 @@ def _ended_by(end: Callable[[], None], folder: Path) -> tuple[int, Crash | None]
 
 def test_an_abort_of_a_thread_without_python_is_the_watchdog_s(tmp_path: Path) -> None:
     code, crash = _ended_by(abort_beside_python, tmp_path)
-    assert (code, crash) == (-signal.SIGABRT, WATCHDOG)
+    # faulthandler reads the frames of the main thread while that thread runs, and may fault there itself.
+    assert code in (-signal.SIGABRT, -signal.SIGSEGV)
+    assert crash == WATCHDOG
     assert crash is not None
     assert crash.is_of_watchdog
 
