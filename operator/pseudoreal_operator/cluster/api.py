@@ -111,10 +111,11 @@ class Api:
         *,
         name: str = "",
         skipped: Callable[[Json, Unreadable], None] | None = None,
+        listed: Callable[[str], object] | None = None,
     ) -> AsyncIterator[Json]:
         """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
         `name`: yield only the object of this name. An object beyond the bounds is skipped: `skipped` is called with its
-        readable metadata and the reason."""
+        readable metadata and the reason. `listed`: called with the version of the list, which all pages share."""
         request, size = kubernetes_requests.list_of(kind, namespace, selector, name=name), PAGE
         following: str | None = None
         while following != "":
@@ -126,13 +127,19 @@ class Api:
                     size = max(1, size // _SMALLER)
                     continue
                 head = await self._head(page_request.list_metadata_only())
-                following = page_head_of(head).get("continue") or ""
+                page_head = page_head_of(head)
+                if listed and following is None:
+                    listed(str(page_head["resourceVersion"]))
+                following = page_head.get("continue") or ""
                 metadata = metadata_of(head) or {}
                 _skip(kind, metadata, reason)
                 if skipped:
                     skipped({"metadata": metadata}, reason)
                 continue
-            following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
+            page_metadata = page.get("metadata") or {}
+            if listed and following is None:
+                listed(str(page_metadata.get("resourceVersion")))
+            following, size = page_metadata.get("continue") or "", min(PAGE, size * _LARGER)
             # Pop each object before yielding it, so that its memory can be freed: the consumer may wait a long time
             # before it asks for the next object.
             items = (page.pop("items", None) or [])[::-1]
@@ -151,22 +158,25 @@ class Api:
         page_head_of(head)  # raises if the answer is not a list; otherwise it would look like a list without the object
         return metadata_of(head) is not None
 
-    async def version(self, kind: str, namespace: str | None, selector: str) -> str:
-        """Return the resource version from which a watch can start."""
-        request = kubernetes_requests.list_of(kind, namespace, selector).page(1, None)
-        head = await self._head(request.list_metadata_only())
-        return str(page_head_of(head)["resourceVersion"])
-
     async def watch(
-        self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
+        self,
+        kind: str,
+        namespace: str | None,
+        selector: str,
+        version: str,
+        *,
+        name: str = "",
+        opened: Callable[[], object] = lambda: None,
     ) -> AsyncIterator[tuple[str, Json]]:
         """Yield the changes after `version` as (type, object), until the API server ends the watch. The object of a
         bookmark has only its version. An object beyond the bounds is yielded with only its metadata. `name`: yield only
-        changes of the object of this name. Also raises ApiException for an error that the API server sends in the
-        stream, and Unreadable for a change whose version cannot be read."""
+        changes of the object of this name. `opened`: called once the API server has accepted the watch. Also raises
+        ApiException for an error that the API server sends in the stream, and Unreadable for a change whose version
+        cannot be read."""
         request = kubernetes_requests.watch(kind, namespace, selector, version, WATCH_SECONDS, name=name)
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
         answer = await self._send(request, timeout)
+        opened()
         async with answer.response as response:
             async for line in read_lines(response.content):
                 change = _change(kind, line)
@@ -179,19 +189,20 @@ class Api:
         """Apply an object (server-side apply); return the object as it is stored."""
         return await self._json(kubernetes_requests.apply(manifest, subresource, manager))
 
-    async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
-        await self._done(kubernetes_requests.merge_patch(kind, namespace, name, patch))
+    async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
+        """Change an object; return it as it is stored."""
+        return await self._json(kubernetes_requests.merge_patch(kind, namespace, name, patch))
 
     async def create_review(self, review: Json) -> Json:
         """Post a cluster-scoped review, such as a TokenReview, and return the API server's answer; nothing is
         stored."""
         return await self._json(kubernetes_requests.review(review))
 
-    async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
-        """Create an object. `dry_run`: the API server checks the object and stores nothing. It then also rejects
-        unknown fields, which it would otherwise drop."""
+    async def create(self, manifest: Json, *, dry_run: bool = False) -> Json:
+        """Create an object; return it as it is stored. `dry_run`: the API server checks the object and stores nothing.
+        It then also rejects unknown fields, which it would otherwise drop."""
         namespace = manifest["metadata"]["namespace"]
-        await self._done(
+        return await self._json(
             kubernetes_requests.create(
                 kind_of(manifest), namespace, manifest, FIELD_MANAGER, strict=dry_run, dry_run=dry_run
             )

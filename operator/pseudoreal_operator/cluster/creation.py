@@ -48,12 +48,12 @@ def _add_phase(phase: str, rejection: ApiException) -> None:
         rejection.body = json.dumps(status | {"message": f"{status['message']} (phase {phase})"})
 
 
-async def create_child(api: Api, manifest: Json) -> None:
-    """Create a child; accept an existing child with the same owner, created by another pass. Raises NameConflict,
-    NotServed, or ApiException."""
+async def create_child(api: Api, manifest: Json) -> Json:
+    """Create a child, and return it as it is stored; accept an existing child with the same owner, created by another
+    pass. Raises NameConflict, NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
-        await api.create(_with_data(manifest))
+        created = await api.create(_with_data(manifest))
     except ApiException as rejection:
         if rejection.status == _NOT_FOUND and kind == "PodGroup":
             raise NotServed(_not_served(manifest["apiVersion"])) from rejection
@@ -62,14 +62,15 @@ async def create_child(api: Api, manifest: Json) -> None:
         if kind == "Secret":
             # The operator may not read Secrets, so it cannot check the owner. Another author's Secret would expose only
             # this job, and only to that author.
-            return
+            return manifest
         found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
         # An object that was deleted meanwhile is created by the next pass.
         if found is None:
             raise
         _check_owner(kind, found["metadata"], metadata)
-    else:
-        log.info("child_created", kind=kind, name=metadata["name"])
+        return found
+    log.info("child_created", kind=kind, name=metadata["name"])
+    return created
 
 
 def _with_data(manifest: Json) -> Json:

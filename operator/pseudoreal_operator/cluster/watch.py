@@ -1,10 +1,10 @@
-"""Watches that never end: changes of the children of all jobs are reported as they happen; no object is stored."""
+"""Watches that never end: they list the children of all jobs once, and report each change as it happens."""
 
 import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import structlog
 from kubernetes.aio.client import ApiException
@@ -15,6 +15,32 @@ from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.metrics.registry import LAST_EVENT, WATCH_ERRORS
 
 Json = dict[str, Any]
+
+
+class Store(Protocol):
+    """Memory of the objects of one watch."""
+
+    def connected(self) -> None:
+        """Note that the watch is connected."""
+
+    def cut(self) -> None:
+        """Note that the watch is not connected: changes may have happened that it has yet to tell."""
+
+    def told(self, version: str) -> None:
+        """Note that all changes up to this version have been told."""
+
+    def list_again(self) -> "Listing":
+        """Return an empty list for the present objects. Until `Listing.finish`, nothing is known of them."""
+
+
+class Listing(Protocol):
+    """A list of the present objects."""
+
+    def add(self, body: Json) -> None: ...
+
+    def finish(self, version: str) -> None:
+        """Note that the list is complete, as of this version."""
+
 
 _GONE = 410
 _PAUSE_SECONDS = 0.1
@@ -34,6 +60,7 @@ class Watch:
     kind: str
     namespace: str | None
     label: str
+    store: Store
     on_change: Callable[[str, Json], None]
     """Called with the event type and the object of each change."""
     on_missed: Callable[[], None]
@@ -47,17 +74,18 @@ class Watch:
         while True:
             try:
                 if not version:
-                    version = await self.api.version(self.kind, self.namespace, self.label)
-                    # Call it after the version was read: a pass that is requested now reads all changes up to this
-                    # version.
+                    version = await self._list()
+                    # Call it after the list: a pass that is requested now finds all changes up to this version.
                     self.on_missed()
                     started.set()
                     last_event.set_to_current_time()
-                async for change, body in self.api.watch(self.kind, self.namespace, self.label, version):
+                changes = self.api.watch(self.kind, self.namespace, self.label, version, opened=self.store.connected)
+                async for change, body in changes:
                     version, failures = body["metadata"]["resourceVersion"], 0
                     last_event.set_to_current_time()
                     if change != "BOOKMARK":
                         self.on_change(change, body)
+                    self.store.told(version)
                 pause = _PAUSE_SECONDS
             # Catch every error: without this watch all jobs stand still.
             except Exception as error:
@@ -68,7 +96,22 @@ class Watch:
                 found = backoff_after(error, failures, random.random())
                 pause = found.seconds if found.is_retry_after else min(found.seconds, _MOST_PAUSE_SECONDS)
                 self._note(error, pause)
+            finally:
+                self.store.cut()
             await asyncio.sleep(pause)
+
+    async def _list(self) -> str:
+        """List all objects into the store; return the version of the list, from which a watch can start."""
+        listing, versions = self.store.list_again(), list[str]()
+
+        def skip(body: Json, _reason: Unreadable) -> None:
+            if body["metadata"]:
+                listing.add(body)
+
+        async for body in self.api.each(self.kind, self.namespace, self.label, skipped=skip, listed=versions.append):
+            listing.add(body)
+        listing.finish(versions[-1])
+        return versions[-1]
 
     def _note(self, error: Exception, pause: float) -> None:
         WATCH_ERRORS.labels(kind=self.kind).inc()

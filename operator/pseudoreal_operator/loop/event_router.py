@@ -1,21 +1,21 @@
 """Event router: decides which watch events of jobs and of their children need a reconcile pass.
 
 Most events of a job are the echo of the operator's own status writes; most events of a child are bookkeeping of the Job
-controller: pod counts, finalizers. The router keeps a summary of each job and a hash of each child. A stale summary or
-hash cannot mislead a pass: the router only decides whether a pass is made, and a pass reads every object again.
+controller: pod counts, finalizers. The router keeps a summary of each job, and compares each child with the version in
+the memory of the watches.
 """
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
+from pseudoreal_api.names import LABEL_JOB
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.loop.initial_list import IdleJob
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.observe.reading import read_job, read_pod
+from pseudoreal_operator.observe.memory import Change, Memory
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 
 Json = dict[str, Any]
@@ -38,15 +38,14 @@ class JobSummary(NamedTuple):
 class EventRouter:
     """Requests a pass for each watch event that changes a job or a child in a field that a pass reads."""
 
-    def __init__(self, queue: WorkQueue[Name]) -> None:
-        self._queue = queue
+    def __init__(self, queue: WorkQueue[Name], memory: Memory | None = None) -> None:
+        self._queue, self._memory = queue, memory or Memory()
         self._summaries: dict[Name, dict[str, JobSummary]] = {}
         """Name -> uid -> summary of the job. A name may have several uids: events of a deleted job may arrive after
         events of its successor."""
         self._changed: set[Name] | None = None
         """Names of jobs that have changed during the initial list; None before and after the initial list."""
         self._idle: dict[Name, IdleJob] = {}
-        self._filter = ChangeFilter()
 
     def begin_initial_list(self) -> None:
         self._changed = set()
@@ -123,8 +122,9 @@ class EventRouter:
         return idle is not None and idle.version != body["metadata"]["resourceVersion"]
 
     def child_changed(self, kind: str, change: str, body: Json) -> None:
-        """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
-        if (delay := self._filter.delay(kind, change, body)) is None:
+        """Store a changed child, and queue its job. If the job has ended, only a child that is still alive needs a
+        pass."""
+        if (delay := delay_of(self._memory.child_changed(kind, change, body))) is None:
             return
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
@@ -134,7 +134,6 @@ class EventRouter:
             self._queue.add(name, delay)
 
     def child_changes_missed(self) -> None:
-        self._filter.clear()
         for name, summaries in self._summaries.items():
             if any(not summary.ended for summary in summaries.values()):
                 self._queue.add_backlog(name)
@@ -191,35 +190,14 @@ def _has_condition(status: Json, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions") or [])
 
 
-class ChangeFilter:
-    """Filter for events that change nothing in a child that a pass reads. Keeps a hash of each existing child, by
-    uid."""
-
-    def __init__(self) -> None:
-        self._hashes: dict[str, int] = {}
-
-    def delay(self, kind: str, change: str, body: Json) -> float | None:
-        """Return the seconds to wait before the pass over the child's job; None if the event changes nothing."""
-        uid = body["metadata"]["uid"]
-        if change == "DELETED":
-            self._hashes.pop(uid, None)
-            return URGENT_SECONDS
-        try:
-            child = read_pod(body) if kind == "Pod" else read_job(body)
-        except Exception:  # anyone can label a malformed object; the pass over the job reports the error
-            self._hashes.pop(uid, None)
-            return URGENT_SECONDS
-        # Label and owners decide to which job the child belongs. Anyone may change them, and `child` does not contain
-        # them.
-        metadata = body["metadata"]
-        current = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
-        if self._hashes.get(uid) == current:
-            return None
-        self._hashes[uid] = current
-        return _coalescing_delay(child)
-
-    def clear(self) -> None:
-        self._hashes.clear()
+def delay_of(change: Change) -> float | None:
+    """Return the seconds to wait before the pass over the child's job; None if the change is none to a pass."""
+    before, after = change
+    if after is None or after.read is None:
+        return URGENT_SECONDS
+    if before is not None and before.says_the_same(after):
+        return None
+    return _coalescing_delay(after.read)
 
 
 def _coalescing_delay(child: Pod | ChildJob) -> float:

@@ -34,6 +34,7 @@ from pseudoreal_operator.metrics.registry import (
     REPORTING_JOBS,
     WAITING_JOBS,
 )
+from pseudoreal_operator.observe.memory import KINDS
 from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.tasks import background_task
@@ -41,7 +42,6 @@ from pseudoreal_operator.tasks import background_task
 Json = dict[str, Any]
 
 WORKERS = 16
-WATCHED_CHILDREN = ("Job", "Pod")
 RESYNC_SECONDS = 36_000.0
 """Maximum seconds between two passes over a job without changes, in case a change was missed."""
 _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
@@ -71,7 +71,8 @@ class Loop:
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _log_failure, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
-        self._router = EventRouter(self._queue)
+        self._memory = deps.memory
+        self._router = EventRouter(self._queue, self._memory)
         self._started: list[asyncio.Event] = []
         """One event for each watch of children, set once the watch misses no more changes."""
         self._job_changes_missed = asyncio.Event()
@@ -99,9 +100,10 @@ class Loop:
         `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
             for namespace in self._deps.settings.namespaces or (None,):
-                for kind in WATCHED_CHILDREN:
+                for kind in KINDS:
                     on_change = partial(self._child_changed, kind)
-                    watch = Watch(api, kind, namespace, LABEL_JOB, on_change, self._child_changes_missed)
+                    store = self._memory.watch(kind, namespace)
+                    watch = Watch(api, kind, namespace, LABEL_JOB, store, on_change, self._child_changes_missed)
                     self._started.append(asyncio.Event())
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
                     await stack.enter_async_context(background_task(name, watch.run(self._started[-1])))
@@ -146,6 +148,7 @@ class Loop:
     def job_changes_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
         self._changed_meanwhile = set()
+        self._memory.jobs_missed()
         self._job_changes_missed.set()
 
     async def _list_jobs(self) -> NoReturn:
@@ -160,6 +163,7 @@ class Loop:
                 self._jobs_listed.set()
                 if not self._job_changes_missed.is_set():
                     self._changed_meanwhile = None
+                    self._memory.jobs_listed()
             except Exception as error:
                 failures += 1
                 self._job_changes_missed.set()
@@ -191,6 +195,8 @@ class Loop:
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
             if change == "DELETED" or (not self._leads and summary_of(body).ended):
                 self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
+            # The watch of jobs tells a part of each job, and a list the whole.
+            self._memory.keep_job(body) if change is None else self._memory.job_changed(change, body)
             self._router.job_changed(change, body, datetime.now(UTC))
             self._job_metrics.job_changed(change, body)
         except Exception as error:  # the pass over the job reports the error
@@ -200,6 +206,7 @@ class Loop:
 
     def job_unreadable(self, namespace: str, name: str) -> None:
         """Queue a pass over a job that cannot be read; the pass reports this in the job's status."""
+        self._memory.distrust(Name(namespace, name))
         self._queue_pass(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:

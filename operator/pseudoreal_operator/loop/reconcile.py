@@ -1,9 +1,13 @@
-"""One reconcile pass over one job: observe, plan, carry out."""
+"""One reconcile pass over one job: observe, plan, carry out.
+
+A pass begins with the memory of the watches. If its plan is routine, the pass carries the plan out, and has asked the
+API server nothing. Otherwise it observes and plans again, with objects read from the API server.
+"""
 
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import random
@@ -21,6 +25,7 @@ from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
+from pseudoreal_operator.lifecycle.routine import is_routine, rests_on_successes
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.internal_error import (
@@ -31,7 +36,8 @@ from pseudoreal_operator.loop.internal_error import (
 )
 from pseudoreal_operator.loop.planning_thread import Overran, OverrunBackoff, PlanningThread, SpecCache
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, OperatorCounters
-from pseudoreal_operator.observe.fetch import observe
+from pseudoreal_operator.observe.fetch import Behind, Source, observe
+from pseudoreal_operator.observe.memory import KINDS, Memory
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import phases_to_finish
@@ -70,6 +76,15 @@ class JobDeleted(Exception):
     """The job is deleted, or is being deleted; the garbage collector deletes its children."""
 
 
+class NotRoutine(Exception):
+    """A plan from memory must be confirmed by the API server. `is_success`: the plan only records that stages were
+    done."""
+
+    def __init__(self, *, is_success: bool = False) -> None:
+        super().__init__()
+        self.is_success = is_success
+
+
 @dataclass(frozen=True)
 class Dependencies:
     """Dependencies that all passes share."""
@@ -84,6 +99,7 @@ class Dependencies:
     spec_cache: SpecCache = field(default_factory=SpecCache)
     overrun_backoff: OverrunBackoff = field(default_factory=OverrunBackoff)
     sightings: Sightings = field(default_factory=Sightings)
+    memory: Memory = field(default_factory=Memory)
     large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
     unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
@@ -117,6 +133,23 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
     Raises JobDeleted. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other
     error is a bug of the operator, which the job's status reports.
     """
+    try:
+        return await _reconcile(deps, name, callbacks)
+    except JobDeleted:
+        deps.memory.forget_job(name)
+        raise
+    except Exception:
+        deps.memory.distrust(name)  # a write may or may not have been stored
+        raise
+
+
+async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
+    is_success = False
+    if (body := deps.memory.job(name)) is not None:
+        try:
+            return await _reconcile_and_report_errors(deps, body, callbacks, Source.MEMORY)
+        except NotRoutine as found:
+            is_success = found.is_success
     async with AsyncExitStack() as stack:
         try:
             body = await _read_job(deps, name, stack)
@@ -125,7 +158,13 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
             return None
         if "deletionTimestamp" in body["metadata"]:
             raise JobDeleted
-        return await _reconcile_and_report_errors(deps, body, callbacks)
+        deps.memory.keep_job(body)
+        if is_success:
+            with suppress(NotRoutine):
+                return await _reconcile_and_report_errors(deps, body, callbacks, Source.MEMORY_OF_PODS)
+        wait = await _reconcile_and_report_errors(deps, body, callbacks, Source.API_SERVER)
+        deps.memory.trust(name)
+        return wait
 
 
 async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
@@ -149,12 +188,16 @@ async def _read(api: Api, name: Name, most: int) -> Json:
     raise JobDeleted
 
 
-async def _reconcile_and_report_errors(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+async def _reconcile_and_report_errors(
+    deps: Dependencies, body: Json, callbacks: Callbacks, source: Source
+) -> float | None:
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
     if (wait := deps.overrun_backoff.remaining(uid, generation)) is not None:
         return wait
     try:
-        return await _reconcile_existing(deps, body, callbacks)
+        return await _reconcile_existing(deps, body, callbacks, source)
+    except NotRoutine:
+        raise
     except StatusRejected as rejection:
         await report_rejection(deps.api, body, rejection)
         raise
@@ -175,8 +218,9 @@ async def _reconcile_and_report_errors(deps: Dependencies, body: Json, callbacks
         raise
 
 
-async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
-    """Observe, plan and act once. Return the seconds until the next pass; None: wait for a change."""
+async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbacks, source: Source) -> float | None:
+    """Observe, plan and act once. Return the seconds until the next pass; None: wait for a change. Raises NotRoutine if
+    `source` does not suffice for the plan."""
     now = datetime.now(UTC)
     run = deps.planning_thread.run
     metadata = JobMetadata.model_validate(body["metadata"])
@@ -189,6 +233,8 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
     try:
         job = await run(deps.spec_cache.parse, body)
     except ValidationError as error:
+        if source is Source.MEMORY:
+            raise NotRoutine from None
         sentence = f"This release of the operator cannot read the job: {sanitize(str(error))}"
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
@@ -200,23 +246,32 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
         phases = phases_to_finish(job.spec, status)
         deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
     # 4. Observe: read the children, and add the reports, termination messages and sightings of their pods.
-    observed = await observe(
-        deps.api,
-        deps.report_store,
-        deps.termination_messages,
-        deps.sightings,
-        job,
-        status,
-        now,
-        callbacks.children_listed,
-    )
-    return await _plan_and_act(executor, observed, now)
+    try:
+        observed = await observe(
+            deps.api,
+            deps.report_store,
+            deps.termination_messages,
+            deps.sightings,
+            job,
+            status,
+            now,
+            callbacks.children_listed,
+            deps.memory,
+            source,
+        )
+    except Behind:
+        raise NotRoutine from None
+    return await _plan_and_act(executor, observed, now, source)
 
 
-async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
+async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: datetime, source: Source) -> float | None:
     run, settings = executor.deps.planning_thread.run, executor.deps.settings
     # 5. Plan: a pure function of the observation.
     wanted = await run(plan, observed, now, settings)
+    if source is Source.MEMORY and not is_routine(wanted, observed.status):
+        raise NotRoutine(is_success=rests_on_successes(wanted, observed.status))
+    if source is Source.MEMORY_OF_PODS and not rests_on_successes(wanted, observed.status):
+        raise NotRoutine
     if wanted.expire:
         await executor.expire()
         return None
@@ -240,7 +295,7 @@ async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: date
     if has_ended(executor.status) and not has_ended(observed.status):
         return _delay_of_ended_job(executor, await run(plan, afterwards, now, settings))
     if not observed.status.phases and executor.status.phases:
-        return await _plan_and_act(executor, afterwards, now)
+        return await _plan_and_act(executor, afterwards, now, source)
     return wanted.requeue_after
 
 
@@ -325,7 +380,9 @@ class _PlanExecutor:
             # while a pod of an earlier execution is alive (rule `await_cleanup`).
             await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
-                await create_child(self.api, manifest)
+                created = await create_child(self.api, manifest)
+                if manifest["kind"] in KINDS:
+                    self.deps.memory.wrote(manifest["kind"], self.name, created)
         except ApiException as rejection:
             return rejection
         return None
@@ -359,13 +416,16 @@ class _PlanExecutor:
         namespace = self.metadata.namespace
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
+            self.deps.memory.deleted("Pod", self.name, name)
             log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
         for name in wanted.fail_jobs:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
-            await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
+            failed = await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
+            self.deps.memory.wrote("Job", self.name, failed)
             log.info("job_failure_forced", name=name)
         for name in wanted.delete:
             await self.api.delete("Job", namespace, name)
+            self.deps.memory.deleted("Job", self.name, name)
             log.info("child_deleted", kind="Job", name=name)
 
     async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
@@ -403,5 +463,6 @@ class _PlanExecutor:
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
         body = await self.api.apply(manifest, "status")
+        self.deps.memory.keep_job(body, is_write=True)
         self.status_written(body)
         return replace(self, status=status, version=body["metadata"]["resourceVersion"])

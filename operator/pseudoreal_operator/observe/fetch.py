@@ -1,8 +1,9 @@
-"""Reads the state of a job for one pass from the API server."""
+"""Reads the state of a job for one pass: from the memory of the watches, or from the API server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from kubernetes.aio.client import ApiException
@@ -10,9 +11,10 @@ from pseudoreal_api.names import LABEL_JOB, claim_name
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
-from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.claims import Claim, ClaimPhase, mounted_claims, newest_warning, own_claims, read_claim
+from pseudoreal_operator.observe.memory import POD_JOB, Children, Memory, version_of_object
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -30,12 +32,22 @@ from pseudoreal_operator.observe.worker_assignment import memberships, with_work
 
 Json = dict[str, Any]
 
-_POD_JOB = "batch.kubernetes.io/job-name"
-"""Label of a pod with the name of its Job, set by the Job controller."""
 _CLAIM = "PersistentVolumeClaim"
 _FORBIDDEN = 403
 _EVENTS = 50
 """Maximum number of events that are read of a claim."""
+
+
+class Source(StrEnum):
+    """Where a pass reads the children from."""
+
+    MEMORY = "memory"
+    MEMORY_OF_PODS = "Jobs from the API server, pods from memory"
+    API_SERVER = "API server"
+
+
+class Behind(Exception):
+    """The memory is known to be behind for this job."""
 
 
 async def observe(
@@ -47,32 +59,35 @@ async def observe(
     status: PseudoRealJobStatus,
     now: datetime,
     listed: Callable[[int], None] = lambda _: None,
+    memory: Memory | None = None,
+    source: Source = Source.API_SERVER,
 ) -> Observed:
-    """Read a job's children. `listed` is called with the number of objects read. Raises Unreadable for a child of the
-    job that is beyond the bounds; other objects beyond the bounds are skipped, whatever their labels."""
-    namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
-    # Read Jobs before pods: the pods of an ended Job are then read after its end, and show the outcome.
+    """Read a job's children. `listed` is called with the number of objects read from the API server. Raises Unreadable
+    for a child of the job that is beyond the bounds; other objects beyond the bounds are skipped, whatever their
+    labels. Raises Behind."""
+    namespace, uid = job.metadata.namespace, job.metadata.uid
+    memory = memory or Memory()
     found = _Found(uid)
-    async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
-        if found.is_own(body):
-            child = read_job(body)
-            found.jobs.append(child)
-            if has_no_pod_left(body):
-                found.finished.append(child)
-    jobs, others = found.jobs, found.of_deleted_job
-    selector = f"{LABEL_JOB}={name}{_without(found.finished, current_execution(job, status, jobs))}"
-    async for body in api.each("Pod", namespace, selector, skipped=found.skip):
-        if found.is_own(body):
-            found.pods.append(read_pod(body))
-        elif is_orphan(uid, body):
-            found.orphans.append(_name(body))
-    pods = found.pods
+    # Read Jobs before pods: the pods of an ended Job are then read after its end, and show the outcome.
+    if source is Source.MEMORY:
+        found.take_jobs(_remembered(memory, "Job", job))
+    else:
+        await found.list_jobs(api, memory, job)
+    present = current_execution(job, status, found.jobs)
+    finished = frozenset(one.name for one in found.finished if one.execution != present)
+    if source is Source.API_SERVER:
+        await found.list_pods(api, memory, job, finished)
+    else:
+        found.take_pods(_remembered(memory, "Pod", job), finished)
+    jobs, pods, others = found.jobs, found.pods, found.of_deleted_job
     listed(found.count)
     jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now)
     existing: set[tuple[str, str]] = set()
     claims: list[Claim] = []
     waiting = _unplaced_pod(job, status, jobs, pods)
-    for claim in _claims_to_read(job, status, jobs, waiting):
+    # Claims are not watched. Before children are created, the pass reads everything from the API server.
+    is_first_look = source is Source.MEMORY and not has_claim(job, status, jobs)
+    for claim in () if is_first_look else _claims_to_read(job, status, jobs, waiting):
         stored = await api.find(_CLAIM, namespace, claim.name)
         if stored is None:
             claims.append(claim)
@@ -92,6 +107,23 @@ async def observe(
         orphans=tuple(found.orphans),
         claims=tuple(claims),
     )
+
+
+def job_name(job: PseudoRealJob) -> Name:
+    return Name(job.metadata.namespace, job.metadata.name)
+
+
+def _selector(job: PseudoRealJob) -> str:
+    return f"{LABEL_JOB}={job.metadata.name}"
+
+
+def _remembered(memory: Memory, kind: str, job: PseudoRealJob) -> Children:
+    """Return the children of the job as the watches have told. Raises Behind."""
+    name = job_name(job)
+    known = memory.children(name, job.metadata.uid) if memory.is_current(kind, name) else None
+    if known is None:
+        raise Behind
+    return known
 
 
 def _unplaced_pod(
@@ -153,6 +185,38 @@ class _Found:
             self.of_deleted_job.append(_name(body))
         return False
 
+    async def list_jobs(self, api: Api, memory: Memory, job: PseudoRealJob) -> None:
+        versions: dict[str, int] = {}
+        async for body in api.each("Job", job.metadata.namespace, _selector(job), skipped=self.skip):
+            versions[body["metadata"].get("uid", "")] = version_of_object(body)
+            if self.is_own(body):
+                child = read_job(body)
+                self.jobs.append(child)
+                if has_no_pod_left(body):
+                    self.finished.append(child)
+        memory.was_read("Job", job_name(job), versions)
+
+    async def list_pods(self, api: Api, memory: Memory, job: PseudoRealJob, finished: frozenset[str]) -> None:
+        """List the pods, without the pods of finished Jobs of earlier executions: these are kept for their logs, and
+        may be thousands."""
+        without = f",{POD_JOB} notin ({','.join(sorted(finished))})" if finished else ""
+        versions: dict[str, int] = {}
+        async for body in api.each("Pod", job.metadata.namespace, _selector(job) + without, skipped=self.skip):
+            versions[body["metadata"].get("uid", "")] = version_of_object(body)
+            if self.is_own(body):
+                self.pods.append(read_pod(body))
+            elif is_orphan(self.uid, body):
+                self.orphans.append(_name(body))
+        memory.was_read("Pod", job_name(job), versions, finished)
+
+    def take_jobs(self, known: Children) -> None:
+        self.jobs, self.finished = list(known.jobs), list(known.finished)
+        self.of_deleted_job = list(known.of_deleted_job)
+
+    def take_pods(self, known: Children, finished: frozenset[str]) -> None:
+        self.pods = [pod for job, pods in known.pods.items() if job not in finished for pod in pods]
+        self.orphans = list(known.orphans)
+
     def skip(self, body: Json, reason: Unreadable) -> None:
         """Count an object that is beyond the bounds. Raises Unreadable with its reason if the object is a child of the
         job: without this child a pass would decide wrongly."""
@@ -204,13 +268,6 @@ def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Seq
     """Return the present execution; None if no stage is left."""
     stage = current_stage(with_added_phases(status.phases, job.spec))
     return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
-
-
-def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
-    """Return the part of a label selector that leaves out the pods of finished Jobs of earlier executions. These pods
-    are kept for their logs, and may be thousands."""
-    names = sorted(job.name for job in finished if job.execution != present)
-    return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 
 
 def claim_of(job: PseudoRealJob) -> str | None:

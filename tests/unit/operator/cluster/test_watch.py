@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -12,6 +12,7 @@ from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.metrics.registry import REGISTRY
+from pseudoreal_operator.observe.memory import Memory
 
 from tests.unit.operator.cluster.support import virtual_time
 
@@ -34,16 +35,28 @@ class Server:
         self.reported_at: list[float] = []
         self.missed = 0
         self.fails_at = ""
+        self.present: list[Json] = []
+        self.store = Memory().watch("Pod", None)
+        self.was_current: list[bool] = []
+        """Whether the memory could be used, at each change and at each time at which changes may have been missed."""
 
-    async def version(self, *_: str) -> str:
+    async def each(
+        self, *_: str, listed: Callable[[str], object], skipped: Callable[[Json, Unreadable], None]
+    ) -> AsyncIterator[Json]:
         self.listed += 1
         found = self._versions.pop(0) if self._versions else str(100 * self.listed)
         if isinstance(found, Exception):
             raise found
-        return str(found)
+        listed(str(found))
+        skipped({"metadata": {}}, Unreadable("TooDeep", "it is deep"))
+        for body in self.present:
+            yield body
 
-    async def watch(self, _kind: str, _namespace: str, _label: str, version: str) -> AsyncIterator[tuple[str, Json]]:
+    async def watch(
+        self, _kind: str, _namespace: str, _label: str, version: str, *, opened: Callable[[], object]
+    ) -> AsyncIterator[tuple[str, Json]]:
         self.versions_requested.append(version)
+        opened()
         for change in self._connections.pop(0) if self._connections else [FOREVER]:
             if change == FOREVER:
                 await asyncio.sleep(1e9)
@@ -54,7 +67,7 @@ class Server:
     def run(self) -> None:
         async def main() -> None:
             started = asyncio.Event()
-            watch = Watch(cast(Api, self), "Pod", None, "label", self._on_change, self._on_missed)
+            watch = Watch(cast(Api, self), "Pod", None, "label", self.store, self._on_change, self._on_missed)
             task = asyncio.create_task(watch.run(started))
             await started.wait()
             await asyncio.sleep(3000)
@@ -64,12 +77,14 @@ class Server:
         virtual_time.run(main())
 
     def _on_change(self, _change: str, body: Json) -> None:
+        self.was_current.append(self.store.is_current)
         self.reported.append(body["metadata"]["name"])
         self.reported_at.append(asyncio.get_running_loop().time())
         if self.fails_at == body["metadata"]["name"]:
             raise KeyError("a mistake")
 
     def _on_missed(self) -> None:
+        self.was_current.append(self.store.is_current)
         self.missed += 1
 
 
@@ -145,12 +160,38 @@ def test_watch_resumes_within_20_s_after_half_an_hour_without_an_api_server(erro
     back = 1800.0
 
     class Away(Server):
-        async def watch(self, *versions_requested: str) -> AsyncIterator[tuple[str, Json]]:
+        async def watch(
+            self, *versions_requested: str, opened: Callable[[], object]
+        ) -> AsyncIterator[tuple[str, Json]]:
             if asyncio.get_running_loop().time() < back:
                 raise error
-            async for change in super().watch(*versions_requested):
+            async for change in super().watch(*versions_requested, opened=opened):
                 yield change
 
     server = Away([make_change(101)])
     server.run()
     assert back <= server.reported_at[0] < back + 20
+
+
+def test_memory_is_used_while_its_watch_is_connected_and_has_listed() -> None:
+    server = Server([make_change(101), OSError("cut")], [ApiException(status=410)], [make_change(201)])
+    server.run()
+    missed, told, missed_again, told_again = server.was_current
+    assert (missed, told, missed_again, told_again) == (False, True, False, True)
+
+
+@pytest.mark.parametrize("error", [OSError("cut"), ApiException(status=410)])
+def test_memory_is_not_used_while_its_watch_is_cut(error: Exception) -> None:
+    class Away(Server):
+        async def watch(
+            self, *versions_requested: str, opened: Callable[[], object]
+        ) -> AsyncIterator[tuple[str, Json]]:
+            if self.versions_requested:
+                await asyncio.sleep(1e9)
+            async for change in super().watch(*versions_requested, opened=opened):
+                yield change
+
+    server = Away([make_change(101), error])
+    server.run()
+    assert server.was_current[:2] == [False, True]
+    assert not server.store.is_current

@@ -4,7 +4,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, STARTING_SECONDS, URGENT_SECONDS, ChangeFilter
+from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, STARTING_SECONDS, URGENT_SECONDS, delay_of
+from pseudoreal_operator.observe.memory import Memory
 
 Json = dict[str, Any]
 
@@ -12,6 +13,7 @@ LABELS = {"job-name": "llm", "job-uid": "one", "phase": "real", "stage": "train"
 BODY: Json = {
     "metadata": {
         "name": "llm-real-e1-0",
+        "namespace": "default",
         "uid": "child",
         "labels": {f"pseudoreal.dev/{key}": value for key, value in LABELS.items()},
         "ownerReferences": [{"kind": "Job", "uid": "job", "controller": True}],
@@ -28,6 +30,16 @@ def make_body(metadata: Json | None = None, **status: Any) -> Json:
     found["metadata"] |= metadata or {}
     found["status"] = status
     return found
+
+
+class ChangeFilter:
+    """The memory, and the delay of the pass after each change of a child."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+
+    def delay(self, kind: str, change: str, body: Json) -> float | None:
+        return delay_of(self.memory.child_changed(kind, change, body))
 
 
 def make_conditions(kind: str) -> list[Json]:
@@ -98,11 +110,4 @@ def test_deleted_or_unreadable_child_always_passes_the_filter() -> None:
     assert [changes.delay("Pod", "MODIFIED", wrong) for _ in range(2)] == [URGENT_SECONDS] * 2
     assert changes.delay("Pod", "ADDED", make_body(phase="Pending")) is not None
     assert changes.delay("Pod", "DELETED", make_body(phase="Pending")) == URGENT_SECONDS
-    assert changes._hashes == {}, "nothing is kept of what is gone"
-
-
-def test_filter_passes_every_child_again_after_missed_changes() -> None:
-    changes = ChangeFilter()
-    changes.delay("Pod", "ADDED", make_body(phase="Running"))
-    changes.clear()
-    assert changes.delay("Pod", "MODIFIED", make_body(phase="Running")) == STARTING_SECONDS
+    assert (changes.memory._names, changes.memory._families) == ({}, {}), "nothing is kept of what is gone"

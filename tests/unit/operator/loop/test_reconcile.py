@@ -120,13 +120,14 @@ class Server:
             status = before | status | {"conditions": [*others, *status["conditions"]]}
         self.body["status"] = status
 
-    async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
+    async def create(self, manifest: Json, *, dry_run: bool = False) -> Json:
         if dry_run:
-            return
+            return manifest
         if self._child_rejection and self._rejected_kind in ("", manifest["kind"]):
             raise self._child_rejection
         self.created.append(manifest)
         self.order.append(manifest["kind"])
+        return manifest
 
     async def apply(self, manifest: Json, _: str, *, manager: str = MANAGER) -> Json:
         self.executions.append(manifest)

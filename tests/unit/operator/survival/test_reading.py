@@ -65,7 +65,9 @@ async def test_an_object_beyond_the_bounds_is_there_and_has_a_name(server: ApiSe
     assert await api.find_metadata("PseudoRealJob", "mallory", "gone") is None
     assert await api.is_listed("PseudoRealJob", "mallory", "deep")
     assert not await api.is_listed("PseudoRealJob", "mallory", "gone")
-    assert await api.version("PseudoRealJob", None, "") == str(server.version)
+    versions: list[str] = []
+    assert [body async for body in api.each("PseudoRealJob", None, listed=versions.append)] == []
+    assert versions == [str(server.version)]
 
 
 async def test_a_watch_tells_of_an_object_beyond_the_bounds_what_its_metadata_say(server: ApiServer, api: Api) -> None:

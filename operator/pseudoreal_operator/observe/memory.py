@@ -1,0 +1,411 @@
+"""Memory of all jobs and their children, kept by the watches. Used in the event loop's thread only.
+
+Each object is parsed once per version. The memory is always a little behind the API server, and the watches of
+different kinds are behind by different times. So a pass may use it for routine changes of the status alone (see
+`lifecycle/routine.py`), and reads from the API server what anything else depends on. In some cases the memory is known
+to be behind; then a pass does not use it at all:
+
+- a watch has not listed its objects yet, or its connection is cut;
+- a write of the operator, or a newer version that a pass has read, has not arrived through the watch;
+- a pass has failed, or a child cannot be read.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
+
+from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.observe.reading import belongs_to, has_no_pod_left, is_orphan, read_job, read_pod
+from pseudoreal_operator.observe.view import ChildJob, Pod
+
+Json = dict[str, Any]
+
+KINDS = ("Job", "Pod")
+"""Kinds of children that are watched."""
+POD_JOB = "batch.kubernetes.io/job-name"
+"""Label of a pod with the name of its Job, set by the Job controller."""
+CONFIRM_SECONDS = 27_000.0
+"""Seconds after which a pass reads a job from the API server again, in case a watch has missed something."""
+NEVER = 2**63
+"""Version that no watch tells: the memory is behind an object without a readable version."""
+MOST_JOB_BYTES = 2**18
+"""Largest job that is kept, in bytes of JSON; larger jobs are read for each pass."""
+
+
+class Child(NamedTuple):
+    """A child, or another object with the label of a job, in one version."""
+
+    name: str
+    version: int
+    job_uid: str | None
+    """Uid of the job by the object's label; None: it has no such label."""
+    is_own: bool
+    """Whether labels and owners agree that the object belongs to the job of `job_uid`."""
+    is_orphan: bool
+    read: Pod | ChildJob | None
+    """The parsed object; None: it cannot be parsed."""
+    job: str = ""
+    """Name of a pod's Job."""
+    is_finished: bool = False
+    """Whether a Job has ended and none of its pods is left."""
+
+    def says_the_same(self, other: "Child") -> bool:
+        """Return whether both say the same to a pass, in whatever versions."""
+        return self.read is not None and self._replace(version=other.version) == other
+
+    @property
+    def is_leaving(self) -> bool:
+        if isinstance(self.read, ChildJob):
+            return self.read.deleting
+        return self.read is not None and self.read.deletion_deadline is not None
+
+
+class Change(NamedTuple):
+    """A change that a watch has told; None: the object was not known, or is gone."""
+
+    before: Child | None
+    after: Child | None
+
+
+@dataclass(frozen=True)
+class Children:
+    """Children of one job at one moment. While nothing changes, the same object is returned."""
+
+    jobs: tuple[ChildJob, ...]
+    finished: tuple[ChildJob, ...]
+    """The elements of `jobs` that have ended and have no pod left."""
+    pods: dict[str, tuple[Pod, ...]]
+    """Name of a Job -> its pods."""
+    of_deleted_job: tuple[str, ...]
+    """Names of children of a deleted job of the same name."""
+    orphans: tuple[str, ...]
+    """Names of pods of the job without a Job."""
+
+
+@dataclass
+class _Family:
+    """All objects with the label of one job name."""
+
+    children: dict[str, dict[str, Child]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    """Kind -> uid -> child."""
+    awaited: dict[str, int] = field(default_factory=dict)
+    """Kind -> version that the watch must have told before the memory is used."""
+    ending: dict[str, str] = field(default_factory=dict)
+    """Uid -> kind of children that the operator has deleted: the memory is not used before the watch tells that they
+    end."""
+    gone: dict[str, str] = field(default_factory=dict)
+    """Uid -> kind of children that a pass did not find any more: the memory is not used before the watch tells that
+    they are gone."""
+    snapshots: dict[str, Children] = field(default_factory=dict)
+    """Uid of a job -> its children, since the last change."""
+
+
+class _Job(NamedTuple):
+    """A job. `version`: newest version that is known of."""
+
+    uid: str
+    version: int
+    data: bytes | None
+    """JSON of that version; None: no pass has read it, or it is too large to be kept."""
+    confirmed: float
+    """Time of the monotonic clock at which the job was last read from the API server."""
+
+
+class WatchedKind:
+    """What one watch has told of its kind, in one namespace or all."""
+
+    def __init__(self, memory: "Memory", kind: str, namespace: str | None) -> None:
+        self._memory, self.kind, self.namespace = memory, kind, namespace
+        self.version = 0
+        """Version up to which the watch has told all changes; 0: not listed yet."""
+        self._is_connected = False
+
+    @property
+    def is_current(self) -> bool:
+        return self._is_connected and self.version > 0
+
+    def connected(self) -> None:
+        self._is_connected = True
+
+    def cut(self) -> None:
+        self._is_connected = False
+
+    def told(self, version: str) -> None:
+        """Note that all changes up to this version have been told."""
+        self.version = max(self.version, version_of(version))
+
+    def list_again(self) -> "_Listing":
+        """Return an empty list for the present objects. Until `finish`, the memory is not used."""
+        self.version = 0
+        return _Listing(self._memory, self)
+
+
+class _Listing:
+    """Objects of a list, parsed one by one: the raw objects may be large and many."""
+
+    def __init__(self, memory: "Memory", watched: WatchedKind) -> None:
+        self._memory, self._watched = memory, watched
+        self._found: dict[str, tuple[Name, Child]] = {}
+        """Uid -> name of the job by the object's label, and the object."""
+
+    def add(self, body: Json) -> None:
+        if (uid := body["metadata"].get("uid")) and "namespace" in body["metadata"]:
+            self._found[str(uid)] = _job_name(body), _child(self._watched.kind, body)
+
+    def finish(self, version: str) -> None:
+        self._memory.replace(self._watched.kind, self._watched.namespace, self._found)
+        self._watched.told(version)
+
+
+class Memory:
+    """Memory of all watched namespaces."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._watches: dict[tuple[str, str | None], WatchedKind] = {}
+        self._families: defaultdict[Name, _Family] = defaultdict(_Family)
+        self._names: dict[str, Name] = {}
+        """Uid of a child -> job by its label."""
+        self._jobs: dict[Name, _Job] = {}
+        self._has_all_jobs = False
+        self._distrusted: set[Name] = set()
+
+    # Told by the watches of children.
+
+    def watch(self, kind: str, namespace: str | None) -> WatchedKind:
+        """Return the memory of a watch, to be kept by that watch."""
+        return self._watches.setdefault((kind, namespace), WatchedKind(self, kind, namespace))
+
+    def child_changed(self, kind: str, change: str, body: Json) -> Change:
+        """Take in a change that a watch has told."""
+        uid = body["metadata"]["uid"]
+        name = self._names.get(uid)
+        before = self._families[name].children[kind].get(uid) if name else None
+        if change == "DELETED":
+            self._remove(kind, uid)
+            self._told(kind, body)
+            return Change(before, None)
+        after = _child(kind, body)
+        if before is not None and name == _job_name(body) and after.version and after.version < before.version:
+            return Change(before, before)
+        self._store(kind, uid, _job_name(body), after)
+        self._told(kind, body)
+        return Change(before, after)
+
+    def replace(self, kind: str, namespace: str | None, listed: dict[str, tuple[Name, Child]]) -> None:
+        """Replace all objects of a kind in a namespace (None: all)."""
+        for uid, name in list(self._names.items()):
+            if namespace in (None, name.namespace) and uid not in listed and uid in self._families[name].children[kind]:
+                self._remove(kind, uid)
+        for uid, (name, child) in listed.items():
+            self._store(kind, uid, name, child)
+
+    def _told(self, kind: str, body: Json) -> None:
+        watch = self._watch_of(kind, body["metadata"].get("namespace", ""))
+        if watch is not None:
+            watch.told(body["metadata"].get("resourceVersion", ""))
+
+    def _watch_of(self, kind: str, namespace: str) -> WatchedKind | None:
+        return self._watches.get((kind, namespace)) or self._watches.get((kind, None))
+
+    def _store(self, kind: str, uid: str, name: Name, child: Child) -> None:
+        if self._names.get(uid, name) != name:  # its label has changed
+            self._remove(kind, uid)
+        family = self._families[name]
+        known = family.children[kind].get(uid)
+        if known is not None and known.says_the_same(child):
+            child = known._replace(version=child.version)  # the parsed object stays the same, and so does the snapshot
+        else:
+            family.snapshots.clear()
+        self._names[uid], family.children[kind][uid] = name, child
+        if child.is_leaving:
+            family.ending.pop(uid, None)
+
+    def _remove(self, kind: str, uid: str) -> None:
+        name = self._names.pop(uid, None)
+        if name is None:
+            return
+        family = self._families[name]
+        family.children[kind].pop(uid, None)
+        family.ending.pop(uid, None)
+        family.gone.pop(uid, None)
+        family.snapshots.clear()
+        if not any(family.children.values()) and name not in self._jobs:
+            del self._families[name]
+
+    # Told by the watch of jobs, by lists of jobs, and by answers to reads and writes of jobs.
+
+    def job_changed(self, change: str, body: Json) -> None:
+        """Take in a change of a job. The watch of jobs tells only a part of the job, so a newer version that a pass has
+        not read is only noted: the next pass reads it."""
+        metadata = body["metadata"]
+        name, version = Name(metadata["namespace"], metadata["name"]), version_of_object(body)
+        known = self._jobs.get(name)
+        if change == "DELETED":
+            if known is not None and known.uid == metadata["uid"]:
+                self.forget_job(name)
+        elif known is None or version > known.version or not version:
+            self._jobs[name] = _Job(metadata["uid"], version, None, self._clock())
+
+    def keep_job(self, body: Json, *, is_write: bool = False) -> None:
+        """Keep a whole job as a list, a read or the answer to a write (`is_write`) has it, unless the watch has told a
+        newer version."""
+        metadata = body["metadata"]
+        name, version = Name(metadata["namespace"], metadata["name"]), version_of_object(body)
+        known = self._jobs.get(name)
+        if not version or (known is not None and version < known.version):
+            return
+        kept = body | {"metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
+        data = json.dumps(kept, separators=(",", ":")).encode()
+        confirmed = known.confirmed if known and is_write else self._clock()
+        self._jobs[name] = _Job(metadata["uid"], version, data if len(data) <= MOST_JOB_BYTES else None, confirmed)
+
+    def forget_job(self, name: Name) -> None:
+        self._jobs.pop(name, None)
+        self._distrusted.discard(name)
+        if name in self._families and not any(self._families[name].children.values()):
+            del self._families[name]
+
+    def jobs_missed(self) -> None:
+        """Note that changes of jobs may have been missed."""
+        self._has_all_jobs = False
+
+    def jobs_listed(self) -> None:
+        self._has_all_jobs = True
+
+    # Told by passes.
+
+    def wrote(self, kind: str, name: Name, body: Json) -> None:
+        """Note that the API server has this object: the memory is behind until the watch has told of its version."""
+        self._await(kind, name, version_of_object(body))
+
+    def _await(self, kind: str, name: Name, version: int) -> None:
+        awaited = self._families[name].awaited
+        awaited[kind] = max(awaited.get(kind, 0), version or NEVER)
+
+    def deleted(self, kind: str, name: Name, child: str) -> None:
+        """Note that the operator has deleted a child: the memory is behind until the watch has told."""
+        family = self._families[name]
+        for uid, known in family.children[kind].items():
+            if known.name == child and not known.is_leaving:
+                family.ending[uid] = kind
+
+    def was_read(self, kind: str, name: Name, versions: dict[str, int], not_read: frozenset[str] = frozenset()) -> None:
+        """Note the present objects, as uid -> version, as a pass has read them: if they are newer than the memory, the
+        memory is behind. `not_read`: names of Jobs whose pods were left out."""
+        known = self._families[name].children[kind] if name in self._families else {}
+        for uid, version in versions.items():
+            if uid not in known or known[uid].version < version:
+                self._await(kind, name, version)
+        for uid, child in known.items():
+            if uid not in versions and child.job not in not_read:
+                self._families[name].gone[uid] = kind
+
+    def distrust(self, name: Name) -> None:
+        """Let the next pass read everything from the API server, as after an error."""
+        self._distrusted.add(name)
+
+    def trust(self, name: Name) -> None:
+        self._distrusted.discard(name)
+
+    # Read by passes.
+
+    def job(self, name: Name) -> Json | None:
+        """Return the job; None if the memory does not have it, or is known to be behind for it or its children."""
+        known = self._jobs.get(name)
+        if known is None or known.data is None or not self._has_all_jobs or name in self._distrusted:
+            return None
+        if self._clock() - known.confirmed > CONFIRM_SECONDS:
+            return None
+        if not all(self.is_current(kind, name) for kind in KINDS):
+            return None
+        body: Json = json.loads(known.data)
+        return body
+
+    def is_current(self, kind: str, name: Name) -> bool:
+        """Return whether nothing is known that the watch of this kind has yet to tell of the job's children."""
+        watch = self._watch_of(kind, name.namespace)
+        if watch is None or not watch.is_current:
+            return False
+        family = self._families.get(name)
+        if family is None:
+            return True
+        if watch.version < family.awaited.get(kind, 0):
+            return False
+        if kind in family.ending.values() or kind in family.gone.values():
+            return False
+        family.awaited.pop(kind, None)
+        return True
+
+    def children(self, name: Name, uid: str) -> Children | None:
+        """Return the children of a job; None if one of them cannot be read."""
+        family = self._families.get(name)
+        if family is None:
+            return Children((), (), {}, (), ())
+        if (known := family.snapshots.get(uid)) is not None:
+            return known
+        if any(child.read is None for child in _own(family, "Job", uid)) or any(
+            child.read is None for child in _own(family, "Pod", uid)
+        ):
+            return None
+        found = family.snapshots[uid] = _snapshot(family, uid)
+        return found
+
+
+def _snapshot(family: _Family, uid: str) -> Children:
+    jobs, finished, pods = [], [], defaultdict[str, list[Pod]](list)
+    for child in _own(family, "Job", uid):
+        assert isinstance(child.read, ChildJob), "`children` makes no snapshot of children that cannot be read"
+        jobs.append(child.read)
+        finished += [child.read] if child.is_finished else []
+    for child in _own(family, "Pod", uid):
+        assert isinstance(child.read, Pod), "`children` makes no snapshot of children that cannot be read"
+        pods[child.job].append(child.read)
+    everything = [child for kind in KINDS for child in family.children[kind].values()]
+    return Children(
+        jobs=tuple(jobs),
+        finished=tuple(finished),
+        pods={job: tuple(found) for job, found in pods.items()},
+        of_deleted_job=tuple(child.name for child in everything if child.job_uid not in (None, uid)),
+        orphans=tuple(child.name for child in everything if child.is_orphan and child.job_uid == uid),
+    )
+
+
+def _own(family: _Family, kind: str, uid: str) -> Iterator[Child]:
+    return (child for child in family.children[kind].values() if child.is_own and child.job_uid == uid)
+
+
+def _child(kind: str, body: Json) -> Child:
+    metadata = body["metadata"]
+    labels = metadata.get("labels") or {}
+    uid, version = labels.get(LABEL_JOB_UID), version_of_object(body)
+    is_own, orphan, read, finished = False, False, None, False
+    try:
+        is_own = uid is not None and belongs_to(uid, body)
+        orphan = kind == "Pod" and uid is not None and is_orphan(uid, body)
+        if "spec" in body or "status" in body:  # else it is beyond the bounds, and only its metadata were told
+            read = read_pod(body) if kind == "Pod" else read_job(body)
+            finished = kind == "Job" and has_no_pod_left(body)
+    except Exception:  # anyone can label a malformed object; the pass over the job reads it and reports the error
+        read = None
+    return Child(str(metadata.get("name")), version, uid, is_own, orphan, read, labels.get(POD_JOB, ""), finished)
+
+
+def _job_name(body: Json) -> Name:
+    metadata = body["metadata"]
+    return Name(metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB, ""))
+
+
+def version_of_object(body: Json) -> int:
+    return version_of(body["metadata"].get("resourceVersion") or "")
+
+
+def version_of(text: str) -> int:
+    """Return a resource version as a number: Kubernetes promises that versions of one kind are ordered numbers (KEP
+    5504). 0 for anything else, which no watch waits for and no job in memory has."""
+    return int(text) if text.isascii() and text.isdecimal() else 0
