@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +34,9 @@ Json = dict[str, Any]
 
 _CLAIM = "PersistentVolumeClaim"
 _FORBIDDEN = 403
+MEMORY_BEHIND = timedelta(seconds=60)
+"""Time by which the memory is behind at most, as far as clocks are concerned: a watch is told everything at once, and
+without a word for 90 seconds it is cut. Bounds of reported times are that much wider, and not wrong, if it is more."""
 _EVENTS = 50
 """Maximum number of events that are read of a claim."""
 
@@ -81,7 +84,7 @@ async def observe(
         found.take_pods(_remembered(memory, "Pod", job), finished)
     jobs, pods, others = found.jobs, found.pods, found.of_deleted_job
     listed(found.count)
-    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now)
+    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, _behind(source))
     existing: set[tuple[str, str]] = set()
     claims: list[Claim] = []
     waiting = _unplaced_pod(job, status, jobs, pods)
@@ -107,6 +110,10 @@ async def observe(
         orphans=tuple(found.orphans),
         claims=tuple(claims),
     )
+
+
+def _behind(source: Source) -> timedelta:
+    return timedelta(0) if source is Source.API_SERVER else MEMORY_BEHIND
 
 
 def job_name(job: PseudoRealJob) -> Name:

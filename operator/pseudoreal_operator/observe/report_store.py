@@ -100,8 +100,9 @@ class _Followed:
         )
 
     def silent_pod(self, now: datetime) -> _RankZeroPod | None:
-        """Return the pod of rank 0 if it is silent and its log should be read now; else None."""
-        to = self.rank_zero_pod
+        """Return the pod of rank 0 if its log should be read now; else None. The log tells nothing that is needed while
+        any pod of the job reports: then the path works, and the other pods tell of a hang."""
+        to = self.rank_zero_pod if self.silent_since(now, QUIET_SECONDS) else None
         return (
             to if to and to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now) else None
         )
@@ -168,8 +169,8 @@ class ReportStore:
         followed.rank_zero_pod = None if reporter is None else _RankZeroPod(reporter, now)
 
     def most_silent(self, now: datetime) -> ReportingPod | None:
-        """Return the silent pod with the log that has waited longest to be read, and record `now` as the time of the
-        reading; None if no log should be read now."""
+        """Return the pod of a silent job with the log that has waited longest to be read, and record `now` as the time
+        of the reading; None if no log should be read now."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None

@@ -66,6 +66,7 @@ class _LastPass:
     """The last pass over the children of a job."""
 
     last: datetime | None = None
+    """Time as of which that pass, or one before it, saw the children."""
     children: dict[str, dict[str, _Field]] = field(default_factory=dict)
     """Name of a child -> its fields; a pod and a Job never share a name."""
 
@@ -86,11 +87,13 @@ class Sightings:
         jobs: Iterable[ChildJob],
         pods: Iterable[Pod],
         now: datetime,
+        behind: timedelta = timedelta(0),
     ) -> tuple[list[ChildJob], list[Pod]]:
-        """Return the children of the job with bounded times."""
+        """Return the children of the job with bounded times. `behind`: time by which the children may be older than
+        `now`."""
         known = self._jobs.get(job, _LastPass())
         # Only present children are stored again, so deleted children are forgotten.
-        observed = self._jobs[job] = _LastPass(last=now)
+        observed = self._jobs[job] = _LastPass(last=max(now - behind, known.last or now - behind))
 
         def child(name: str) -> _Child:
             before = known.last if name in known.children else None

@@ -22,17 +22,21 @@ from pseudoreal_api.status.status import Discard, PhaseStatus, PseudoRealJobStat
 from pseudoreal_api.wire.reports import Activity
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
+from pseudoreal_operator.observe.memory import KINDS
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, is_true
 
 from tests.support.depth import DEPTH
 from tests.unit.operator.lifecycle.support.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.support.watched import Watches
 from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
 STORIES: Counter[str] = Counter()
 """Number of lives in which each event or reason of failure occurred: a test without such events would prove nothing."""
+SOURCES: Counter[str] = Counter()
+"""Number of plans by their source, in lives with watches."""
 LOOKS_LATER = 3600.0
 """Upper bound in seconds of every wait for a time: deadlines and backoffs of the jobs here are shorter."""
 
@@ -314,6 +318,48 @@ class LifeWithLosses(Life):
         self._begin(beginning)
 
 
+class LifeWithWatches(Life):
+    """A life whose operator is told of Jobs and pods by watches: late, in another order for each kind, and with
+    connections that are cut at any point."""
+
+    def _begin(self, beginning: Beginning) -> None:
+        self.watches: Watches | None = None
+        super()._begin(beginning)
+        self.watches = Watches(self.world)
+
+    @rule(kind=st.sampled_from(KINDS), most=st.integers(1, 5))
+    def a_watch_tells(self, kind: str, most: int) -> None:
+        assert self.watches
+        self.watches.tell(kind, most)
+
+    @rule()
+    def all_watches_tell(self) -> None:
+        assert self.watches
+        self.watches.tell_all()
+
+    @rule(kind=st.sampled_from(KINDS))
+    def a_watch_is_cut(self, kind: str) -> None:
+        assert self.watches
+        self.watches.cut(kind)
+
+    @rule(kind=st.sampled_from(KINDS), expired=st.booleans())
+    def a_watch_is_connected_again(self, kind: str, expired: bool) -> None:
+        assert self.watches
+        (self.watches.list_again if expired else self.watches.resume)(kind)
+
+    @rule(effects=st.integers(0, 6))
+    def a_pass_that_dies(self, effects: int) -> None:
+        super().a_pass_that_dies(effects)
+        assert self.watches
+        self.watches.die()
+
+    def teardown(self) -> None:
+        super().teardown()
+        if getattr(self, "watches", None):
+            assert self.watches
+            SOURCES.update(self.watches.sources)
+
+
 def _is_later(before: PhaseStatus, after: PhaseStatus) -> bool:
     forward = after.state == "Failed" or STATES.index(after.state) >= STATES.index(before.state)
     return forward and bool(after.start_checkpoint or not before.start_checkpoint)
@@ -395,6 +441,13 @@ def test_every_life_ends_well() -> None:
 def test_every_life_that_began_with_lost_workers_ends_well() -> None:
     _live(LifeWithLosses, 0.2)
     assert all(STORIES[story] for story in ("SpareTookOver", "Completed")), STORIES
+
+
+def test_every_life_ends_well_whatever_the_watches_are_late_with() -> None:
+    SOURCES.clear()
+    _live(LifeWithWatches, 0.2)
+    assert all(STORIES[story] for story in ("Completed", "Resumed", "Preempted", "RestartedInPlace")), STORIES
+    assert all(SOURCES[source] for source in ("memory", "pods", "live")), SOURCES
 
 
 def _live(life: type[Life], part: float) -> None:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from itertools import filterfalse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pseudoreal_api.names import CONFIG_FILE, CONTAINER, file_annotation
 from pseudoreal_api.spec.job import PseudoRealJob
@@ -32,7 +32,7 @@ from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job,
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import SIDECAR_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS, ChildJob, JobState, LastReport, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -40,6 +40,9 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 
 from tests.support.jobs import good_job
 from tests.support.names import bare
+
+if TYPE_CHECKING:
+    from tests.unit.operator.support.watched import Watches
 
 Json = dict[str, Any]
 Key = tuple[str, str]
@@ -85,6 +88,8 @@ class World:
     """Seconds by which the clock of the API server is ahead of the operator's."""
     sightings: Sightings = field(default_factory=Sightings)
     """Times that the operator has observed; an operator that dies loses them."""
+    watches: "Watches | None" = None
+    """Watches that tell the operator of Jobs and pods; None: each pass reads them."""
 
     # Actions of the operator.
 
@@ -98,15 +103,18 @@ class World:
         weakref.finalize(self, shutil.rmtree, folder)
         return Path(folder)
 
-    def observe(self, jobs: list[Json] | None = None) -> Observed:
+    def observe(
+        self,
+        jobs: list[Json] | None = None,
+        read: tuple[list[ChildJob], list[Pod]] | None = None,
+        behind: timedelta = timedelta(0),
+    ) -> Observed:
         """Return the observation of a pass. `jobs`: an earlier list of Jobs, as the lists of a pass are not made at
-        one time."""
+        one time. `read`: the Jobs and pods that an operator knows of, which may be older by `behind`."""
+        if read is None:
+            read = self.read("Job") if jobs is None else [read_job(body) for body in jobs], self.read("Pod")
         dated_jobs, dated_pods = self.sightings.with_bounded_times(
-            ("default", UID),
-            self.status,
-            [read_job(body) for body in (self.jobs_list() if jobs is None else jobs)],
-            [read_pod(body) for body in self.pods.values() if belongs_to(UID, body)],
-            self.now,
+            ("default", UID), self.status, *read, self.now, behind
         )
         seen = Observed(
             job=self.job,
@@ -118,6 +126,12 @@ class World:
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
         )
         return with_worker_indices(seen)
+
+    def read(self, kind: str) -> list[Any]:
+        """Return the Jobs or pods of the job as they are."""
+        if kind == "Job":
+            return [read_job(body) for body in self.jobs_list()]
+        return [read_pod(body) for body in self.pods.values() if belongs_to(UID, body)]
 
     def last_reports(self) -> tuple[LastReport, ...]:
         pods = [read_pod(body) for body in self.pods.values()]
@@ -135,11 +149,13 @@ class World:
         self.reports[read.name] = merge_report(known, reporter, report, self.now)
 
     def plan(self) -> Plan:
-        return plan(self.observe(), self.now, SETTINGS)
+        return self.watches.plan() if self.watches else plan(self.observe(), self.now, SETTINGS)
 
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
         """Carry out a plan up to `effects` requests; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "every event announces a change of the status"
+        if self.watches:
+            self.watches.check(wanted)
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
         steps += [partial(self._fail_job, name) for name in wanted.fail_jobs]
         steps += [partial(self._delete_job, name) for name in wanted.delete]
@@ -196,11 +212,15 @@ class World:
             self.objects[key] = copy.deepcopy(manifest)
             if key[0] == "Job" and manifest["spec"].get("suspend"):
                 (self.hold if self.queues else self.admit)(key[1])
+            if self.watches and key[0] == "Job":
+                self.watches.wrote("Job", name)
 
     def _stop(self, name: str) -> None:
         if name in self.pods:
             assert self._is_doomed(self.pods[name]), f"{name} is stopped only if its execution can save nothing"
             self._ask_to_end(self.pods[name], STOP_SECONDS)
+            if self.watches:
+                self.watches.deleted("Pod", name)
 
     def _is_doomed(self, pod: Json) -> bool:
         """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
@@ -241,9 +261,13 @@ class World:
     def _fail_job(self, name: str) -> None:
         if ("Job", bare(name)) in self.objects:
             self.objects["Job", bare(name)]["spec"]["maxFailedIndexes"] = 0
+            if self.watches:
+                self.watches.wrote("Job", name)
 
     def _delete_job(self, name: str) -> None:
         self.objects.pop(("Job", bare(name)), None)
+        if self.watches:
+            self.watches.deleted("Job", name)
 
     # Actions of a queue.
 
@@ -593,7 +617,10 @@ class World:
         self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
 
     def run_fairly(self, rounds: int = 60) -> None:
-        """Let all parties do their part from here on; orphans end only after the operator has had its chance to act."""
+        """Let all parties do their part from here on; orphans end only after the operator has had its chance to act.
+        Watches tell everything, before each pass."""
+        if self.watches:
+            self.watches.is_prompt = True
         for _ in range(rounds):
             self.settle()
             # Longer than any backoff.
