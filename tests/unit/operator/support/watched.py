@@ -16,7 +16,6 @@ from pseudoreal_operator.observe.memory import KINDS, Memory
 from tests.unit.operator.support.world import SETTINGS, UID, World
 
 Json = dict[str, Any]
-NAME = Name("default", "sim")
 
 
 @dataclass
@@ -32,6 +31,7 @@ class Watches:
     """Whether everything is told before each pass."""
 
     def __post_init__(self) -> None:
+        self._name = Name("default", self.world.job.metadata.name)
         self._happened: dict[str, dict[str, Json]] = {kind: {} for kind in KINDS}
         self.untold: dict[str, deque[tuple[str, Json]]] = {kind: deque() for kind in KINDS}
         self._versions = count(1)
@@ -118,14 +118,14 @@ class Watches:
             self.tell_all()
         self.happen()
         status, is_success = self.world.status, False
-        if all(self.memory.is_current(kind, NAME) for kind in KINDS):
+        if all(self.memory.is_current(kind, self._name) for kind in KINDS):
             wanted = self._plan(self._remembered("Job"), self._remembered("Pod"), is_live=False)
             if is_routine(wanted, status):
                 self.sources.append("memory")
                 return wanted
             is_success = rests_on_successes(wanted, status)
         jobs = self._read("Job")
-        if is_success and self.memory.is_current("Pod", NAME):
+        if is_success and self.memory.is_current("Pod", self._name):
             wanted = self._plan(jobs, self._remembered("Pod"), is_live=False)
             if rests_on_successes(wanted, status):
                 self.sources.append("pods")
@@ -138,13 +138,13 @@ class Watches:
         return plan(self.world.observe(read=(jobs, pods), behind=behind), self.world.now, SETTINGS)
 
     def _remembered(self, kind: str) -> list[Any]:
-        known = self.memory.children(NAME, UID)
+        known = self.memory.children(self._name, UID)
         assert known is not None, "every child can be read"
         return [*known.jobs] if kind == "Job" else [pod for pods in known.pods.values() for pod in pods]
 
     def _read(self, kind: str) -> list[Any]:
         versions = {uid: int(body["metadata"]["resourceVersion"]) for uid, body in self._present(kind).items()}
-        self.memory.was_read(kind, NAME, versions)
+        self.memory.was_read(kind, self._name, versions)
         return self.world.read(kind)
 
     def check(self, wanted: Plan) -> None:
@@ -159,10 +159,10 @@ class Watches:
         self.happen()
         found = next((body for body in self._present(kind).values() if body["metadata"]["name"] == name), None)
         if found is not None:
-            self.memory.wrote(kind, NAME, found)
+            self.memory.wrote(kind, self._name, found)
 
     def deleted(self, kind: str, name: str) -> None:
-        self.memory.deleted(kind, NAME, name)
+        self.memory.deleted(kind, self._name, name)
 
 
 def _without_version(body: Json) -> Json:
