@@ -197,7 +197,8 @@ def _rank_reports(view: View) -> list[RankReport]:
 
 def _saving_seconds(view: View) -> Iterator[float]:
     newest = max((last_report.progressed for last_report in view.reporting if last_report.progressed), default=None)
-    for last_report in view.reporting:
+    saving = (one for one in view.reporting if any(sign.saving_seconds is not None for sign in one.report.ranks))
+    for last_report in saving:
         # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
         if _is_silent(view, last_report) and newest and newest > last_report.last:
             continue

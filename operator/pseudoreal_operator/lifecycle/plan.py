@@ -95,7 +95,7 @@ def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
     if conditions.has_ended(observed.status):
         return _plan_ended(view)
     counting, restart_events = count_restarts_in_place(view)
-    view = View(counting, now)
+    view = view if counting is observed else View(counting, now)
     decision = next((decision for rule in RULES if (decision := rule.decide(view))), None) or start_execution(view)
     decision = replace(decision, events=(*restart_events, *decision.events))
     return (_with_dry_run if decision.with_dry_run else _to_plan)(view, decision, settings)

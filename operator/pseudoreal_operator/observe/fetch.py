@@ -176,7 +176,7 @@ class _Found:
     jobs: list[ChildJob] = field(default_factory=list)
     finished: list[ChildJob] = field(default_factory=list)
     """The elements of `jobs` that have ended and have no running pod."""
-    pods: list[Pod] = field(default_factory=list)
+    pods: tuple[Pod, ...] = ()
     of_deleted_job: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""
     orphans: list[str] = field(default_factory=list)
@@ -208,12 +208,14 @@ class _Found:
         may be thousands."""
         without = f",{POD_JOB} notin ({','.join(sorted(finished))})" if finished else ""
         versions: dict[str, int] = {}
+        pods: list[Pod] = []
         async for body in api.each("Pod", job.metadata.namespace, _selector(job) + without, skipped=self.skip):
             versions[body["metadata"].get("uid", "")] = version_of_object(body)
             if self.is_own(body):
-                self.pods.append(read_pod(body))
+                pods.append(read_pod(body))
             elif is_orphan(self.uid, body):
                 self.orphans.append(_name(body))
+        self.pods = tuple(pods)
         memory.was_read("Pod", job_name(job), versions, finished)
 
     def take_jobs(self, known: Children) -> None:
@@ -221,7 +223,7 @@ class _Found:
         self.of_deleted_job = list(known.of_deleted_job)
 
     def take_pods(self, known: Children, finished: frozenset[str]) -> None:
-        self.pods = [pod for job, pods in known.pods.items() if job not in finished for pod in pods]
+        self.pods = known.pods_without(finished)
         self.orphans = list(known.orphans)
 
     def skip(self, body: Json, reason: Unreadable) -> None:

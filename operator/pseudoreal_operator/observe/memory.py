@@ -85,6 +85,14 @@ class Children:
     """Names of children of a deleted job of the same name."""
     orphans: tuple[str, ...]
     """Names of pods of the job without a Job."""
+    _pods_without: dict[frozenset[str], tuple[Pod, ...]] = field(default_factory=dict)
+
+    def pods_without(self, jobs: frozenset[str]) -> tuple[Pod, ...]:
+        """Return the pods of all Jobs but these; always the same tuple."""
+        if jobs not in self._pods_without:
+            found = tuple(pod for job, pods in self.pods.items() if job not in jobs for pod in pods)
+            self._pods_without[jobs] = found
+        return self._pods_without[jobs]
 
 
 @dataclass

@@ -6,7 +6,7 @@ before that pass, and after the last pass that did not find it. Without such pas
 reported times are trusted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -69,6 +69,10 @@ class _LastPass:
     """Time as of which that pass, or one before it, saw the children."""
     children: dict[str, dict[str, _Field]] = field(default_factory=dict)
     """Name of a child -> its fields; a pod and a Job never share a name."""
+    given: tuple[Sequence[Pod], tuple[ChildJob, ...], datetime | None] | None = None
+    """Pods and Jobs before they were bounded, and the time at which the newest pods were requested."""
+    bounded: tuple[list[ChildJob], tuple[Pod, ...]] = ([], ())
+    """The same children, bounded."""
 
 
 class Sightings:
@@ -84,16 +88,21 @@ class Sightings:
         self,
         job: JobKey,
         status: PseudoRealJobStatus,
-        jobs: Iterable[ChildJob],
-        pods: Iterable[Pod],
+        jobs: Sequence[ChildJob],
+        pods: Sequence[Pod],
         now: datetime,
         behind: timedelta = timedelta(0),
-    ) -> tuple[list[ChildJob], list[Pod]]:
+    ) -> tuple[list[ChildJob], tuple[Pod, ...]]:
         """Return the children of the job with bounded times. `behind`: time by which the children may be older than
         `now`."""
         known = self._jobs.get(job, _LastPass())
+        last, requested = max(now - behind, known.last or now - behind), _time_of(status)
+        if known.given and known.given[0] is pods and known.given[1:] == (tuple(jobs), requested):
+            # The same tuple of pods, as the memory returns it while nothing changes: no pod is looked at.
+            known.last = last
+            return known.bounded
         # Only present children are stored again, so deleted children are forgotten.
-        observed = self._jobs[job] = _LastPass(last=max(now - behind, known.last or now - behind))
+        observed = self._jobs[job] = _LastPass(last, given=(pods, tuple(jobs), requested))
 
         def child(name: str) -> _Child:
             before = known.last if name in known.children else None
@@ -101,8 +110,12 @@ class Sightings:
             return _Child(now, before, fields)
 
         dated_jobs = [_bound_job_times(one, child(one.name)) for one in jobs]
-        dated_pods = [_bound_pod_times(pod, child(pod.name), _requested_at(status, pod)) for pod in pods]
-        return dated_jobs, dated_pods
+        dated_pods = tuple(
+            _bound_pod_times(pod, child(pod.name), requested if pod.execution.number == status.execution else None)
+            for pod in pods
+        )
+        observed.bounded = dated_jobs, dated_pods
+        return observed.bounded
 
 
 def _bound_job_times(job: ChildJob, child: _Child) -> ChildJob:
@@ -127,11 +140,10 @@ def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod
     return replace(pod, termination=replace(pod.termination, finished=finished))
 
 
-def _requested_at(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
-    """Return the time at which the pod was requested: a lower bound for all times of the pod; None if the status does
-    not have this time."""
-    is_newest = pod.execution.number == status.execution and status.execution_time
-    return clock.from_text(status.execution_time) if is_newest and status.execution_time else None
+def _time_of(status: PseudoRealJobStatus) -> datetime | None:
+    """Return the time at which the pods of the newest execution were requested: a lower bound for all of their times;
+    None if the status does not have this time."""
+    return clock.from_text(status.execution_time) if status.execution_time else None
 
 
 def _between(reported: str, earliest: datetime | None, latest: datetime) -> str:

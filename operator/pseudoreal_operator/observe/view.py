@@ -136,7 +136,7 @@ class Pod:
 
     @property
     def is_alive(self) -> bool:
-        return self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+        return self.phase is PodPhase.RUNNING or self.phase is PodPhase.PENDING
 
     @property
     def has_succeeded(self) -> bool:

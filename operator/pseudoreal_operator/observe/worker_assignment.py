@@ -34,16 +34,24 @@ def with_worker_indices(observed: Observed) -> Observed:
     """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Call it
     only once: in `observed`, as read from the API server and from reports, `index` is the completion index."""
     assignment = _Assignment(memberships(observed.status), _workers(observed))
-    others = [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
+    workers = tuple(assignment.only_workers(observed.pods))
+    others = (
+        [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
+        if len(workers) < len(observed.pods)
+        else []
+    )
+    reports = tuple(assignment.only_workers(observed.last_reports))
     return replace(
         observed,
-        pods=tuple(assignment.only_workers(observed.pods)),
+        pods=workers,
         spares=tuple(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
         replaced=tuple(pod for pod in others if pod.index < assignment.workers[pod.execution]),
-        last_reports=tuple(assignment.only_workers(observed.last_reports)),
+        last_reports=reports,
         non_worker_reports=tuple(
             one for one in observed.last_reports if assignment.worker(one.execution, one.index) is None
-        ),
+        )
+        if len(reports) < len(observed.last_reports)
+        else (),
         deleted_pods=tuple(assignment.only_workers(observed.deleted_pods)),
     )
 
@@ -80,9 +88,18 @@ class _Assignment:
         return index if index < workers else None
 
     def only_workers(self, numbered: Iterable[_Numbered]) -> Iterator[_Numbered]:
+        execution, workers = None, inf
         for one in numbered:
-            if (worker := self.worker(one.execution, one.index)) is not None:
+            if one.execution is not execution:  # thousands of pods share one execution
+                execution, workers = one.execution, self._unchanged_below(one.execution)
+            if one.index < workers:
+                yield one
+            elif (worker := self.worker(one.execution, one.index)) is not None:
                 yield one if worker == one.index else replace(one, index=worker)
+
+    def _unchanged_below(self, execution: Execution) -> float:
+        """Return the completion index below which every pod of the execution is the worker of that index."""
+        return 0 if execution in self.members else self.workers.get(execution, inf)
 
 
 def _workers(observed: Observed) -> dict[Execution, int]:
