@@ -61,12 +61,20 @@ class Client(Api):
     async def create(self, manifest: Json) -> None:  # type: ignore[override]
         await self._request(lambda: self._create(manifest))
 
-    async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
+    async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
         assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
         await self._request(lambda: self._merge(patch))
+        return patch
 
     async def watch(
-        self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
+        self,
+        kind: str,
+        namespace: str | None,
+        selector: str,
+        version: str,
+        *,
+        name: str = "",
+        opened: Callable[[], object] = lambda: None,
     ) -> AsyncIterator[tuple[str, Json]]:
         assert (kind, namespace, selector, name) == ("Lease", "pseudoreal", "", "pseudoreal")
         await self._wait_for_network()
