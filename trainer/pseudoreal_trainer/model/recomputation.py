@@ -9,31 +9,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recipe:
     """Computation of a marked tensor."""
 
     function: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     """Arguments of the function. Autograd keeps them too, for the backward pass of the function itself."""
-    awaited: int = 0
-    """Number of saved tensors that still wait for their backward pass."""
-    result: Tensor | None = None
 
-    def compute(self) -> Tensor:
-        """Return the marked tensor. It stays in memory until the last of its saved tensors has been read."""
-        if self.result is None:
-            with torch.no_grad():
-                self.result = self.function(*self.inputs)
-        result, self.awaited = self.result, self.awaited - 1
-        if not self.awaited:
-            self.result = None
-        return result
+    @cached_property
+    def result(self) -> Tensor:
+        """The marked tensor, computed again. Autograd frees a placeholder when the operation that saved it has run
+        backwards. So the result is freed, together with the recipe, after the last of these operations."""
+        with torch.no_grad():
+            return self.function(*self.inputs)
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,8 @@ class Recomputed:
     _offset: int
 
     def unpack(self) -> Tensor:
-        """Return the saved tensor. Call this once."""
-        return self.recipe.compute().as_strided(self._size, self._stride, self._offset)
+        """Return the saved tensor."""
+        return self.recipe.result.as_strided(self._size, self._stride, self._offset)
 
 
 @dataclass
@@ -88,7 +83,6 @@ def pack(tensor: Tensor) -> Recomputed | None:
     marked, recipe = entry
     if marked() is None:
         return None
-    recipe.awaited += 1
     return Recomputed(recipe, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 

@@ -44,6 +44,18 @@ def test_step_time_is_compute_if_nothing_else_takes_time(keep: Keep, forwards: i
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
 
 
+@pytest.mark.parametrize(("activation", "accesses"), [("GELU", 2), ("SwiGLU", 7)])
+def test_selective_recomputation_takes_the_time_of_its_memory_traffic(activation: str, accesses: int) -> None:
+    """Two norms read and write H features each. GELU reads and writes one tensor; SwiGLU computes SiLU twice, and one
+    product of two tensors."""
+    sizes = make_sizes(L, feedForward={"size": 96, "activation": activation})
+    slow = profile(memory_bytes_per_second=1)
+    kept, recomputed = (seconds(make_layout(L, 1, N, keep=keep), slow, sizes) for keep in ("All", "Products"))
+    tokens = sizes.micro_batch * sizes.model.sequence_length
+    moved = (2 * 2 * sizes.model.hidden_size + accesses * 96) * tokens * sizes.compute_bytes
+    assert recomputed - kept == pytest.approx(L * N * moved)
+
+
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("experts", [{"count": 12}, {"count": 12, "prototypes": 4}, {"count": 1}])
 def test_a_token_costs_the_experts_that_it_meets(experts: dict[str, Any], activation: str) -> None:

@@ -49,6 +49,7 @@ ONE_RANK = {
     "host": _case(homes="h", clipping="Global"),
     "one slot": _case(homes="h", window=1, micro_batches=4),
     "kept graphs": _case(homes="h", clipping="PerUnit", keep="All", order="GPipe"),
+    "kept products": _case(homes="h", clipping="PerUnit", keep="Products", order="GPipe", activation="SwiGLU"),
     "disk": _case(homes="D", clipping="Global"),
     "disk, one slot": _case(homes="D", window=1, layers=4),
     "all homes, clipped by unit": _case(homes="dhD", clipping="PerUnit", layers=4),
