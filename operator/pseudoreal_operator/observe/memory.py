@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
-from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.observe.reading import belongs_to, has_no_pod_left, is_orphan, read_job, read_pod
 from pseudoreal_operator.observe.view import ChildJob, Pod
 
 Json = dict[str, Any]
+JobName = tuple[str, str]
+"""Namespace and name of a job."""
 
 KINDS = ("Job", "Pod")
 """Kinds of children that are watched."""
@@ -158,7 +159,7 @@ class _Listing:
 
     def __init__(self, memory: "Memory", watched: WatchedKind) -> None:
         self._memory, self._watched = memory, watched
-        self._found: dict[str, tuple[Name, Child]] = {}
+        self._found: dict[str, tuple[JobName, Child]] = {}
         """Uid -> name of the job by the object's label, and the object."""
 
     def add(self, body: Json) -> None:
@@ -176,12 +177,12 @@ class Memory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._watches: dict[tuple[str, str | None], WatchedKind] = {}
-        self._families: defaultdict[Name, _Family] = defaultdict(_Family)
-        self._names: dict[str, Name] = {}
+        self._families: defaultdict[JobName, _Family] = defaultdict(_Family)
+        self._names: dict[str, JobName] = {}
         """Uid of a child -> job by its label."""
-        self._jobs: dict[Name, _Job] = {}
+        self._jobs: dict[JobName, _Job] = {}
         self._has_all_jobs = False
-        self._distrusted: set[Name] = set()
+        self._distrusted: set[JobName] = set()
 
     # Told by the watches of children.
 
@@ -205,10 +206,10 @@ class Memory:
         self._told(kind, body)
         return Change(before, after)
 
-    def replace(self, kind: str, namespace: str | None, listed: dict[str, tuple[Name, Child]]) -> None:
+    def replace(self, kind: str, namespace: str | None, listed: dict[str, tuple[JobName, Child]]) -> None:
         """Replace all objects of a kind in a namespace (None: all)."""
         for uid, name in list(self._names.items()):
-            if namespace in (None, name.namespace) and uid not in listed and uid in self._families[name].children[kind]:
+            if namespace in (None, name[0]) and uid not in listed and uid in self._families[name].children[kind]:
                 self._remove(kind, uid)
         for uid, (name, child) in listed.items():
             self._store(kind, uid, name, child)
@@ -221,7 +222,7 @@ class Memory:
     def _watch_of(self, kind: str, namespace: str) -> WatchedKind | None:
         return self._watches.get((kind, namespace)) or self._watches.get((kind, None))
 
-    def _store(self, kind: str, uid: str, name: Name, child: Child) -> None:
+    def _store(self, kind: str, uid: str, name: JobName, child: Child) -> None:
         if self._names.get(uid, name) != name:  # its label has changed
             self._remove(kind, uid)
         family = self._families[name]
@@ -252,7 +253,7 @@ class Memory:
         """Take in a change of a job. The watch of jobs tells only a part of the job, so a newer version that a pass has
         not read is only noted: the next pass reads it."""
         metadata = body["metadata"]
-        name, version = Name(metadata["namespace"], metadata["name"]), version_of_object(body)
+        name, version = (metadata["namespace"], metadata["name"]), version_of_object(body)
         known = self._jobs.get(name)
         if change == "DELETED":
             if known is not None and known.uid == metadata["uid"]:
@@ -264,7 +265,7 @@ class Memory:
         """Keep a whole job as a list, a read or the answer to a write (`is_write`) has it, unless the watch has told a
         newer version."""
         metadata = body["metadata"]
-        name, version = Name(metadata["namespace"], metadata["name"]), version_of_object(body)
+        name, version = (metadata["namespace"], metadata["name"]), version_of_object(body)
         known = self._jobs.get(name)
         if not version or (known is not None and version < known.version):
             return
@@ -273,7 +274,7 @@ class Memory:
         confirmed = known.confirmed if known and is_write else self._clock()
         self._jobs[name] = _Job(metadata["uid"], version, data if len(data) <= MOST_JOB_BYTES else None, confirmed)
 
-    def forget_job(self, name: Name) -> None:
+    def forget_job(self, name: JobName) -> None:
         self._jobs.pop(name, None)
         self._distrusted.discard(name)
         if name in self._families and not any(self._families[name].children.values()):
@@ -288,22 +289,24 @@ class Memory:
 
     # Told by passes.
 
-    def wrote(self, kind: str, name: Name, body: Json) -> None:
+    def wrote(self, kind: str, name: JobName, body: Json) -> None:
         """Note that the API server has this object: the memory is behind until the watch has told of its version."""
         self._await(kind, name, version_of_object(body))
 
-    def _await(self, kind: str, name: Name, version: int) -> None:
+    def _await(self, kind: str, name: JobName, version: int) -> None:
         awaited = self._families[name].awaited
         awaited[kind] = max(awaited.get(kind, 0), version or NEVER)
 
-    def deleted(self, kind: str, name: Name, child: str) -> None:
+    def deleted(self, kind: str, name: JobName, child: str) -> None:
         """Note that the operator has deleted a child: the memory is behind until the watch has told."""
         family = self._families[name]
         for uid, known in family.children[kind].items():
             if known.name == child and not known.is_leaving:
                 family.ending[uid] = kind
 
-    def was_read(self, kind: str, name: Name, versions: dict[str, int], not_read: frozenset[str] = frozenset()) -> None:
+    def was_read(
+        self, kind: str, name: JobName, versions: dict[str, int], not_read: frozenset[str] = frozenset()
+    ) -> None:
         """Note the present objects, as uid -> version, as a pass has read them: if they are newer than the memory, the
         memory is behind. `not_read`: names of Jobs whose pods were left out."""
         known = self._families[name].children[kind] if name in self._families else {}
@@ -314,16 +317,16 @@ class Memory:
             if uid not in versions and child.job not in not_read:
                 self._families[name].gone[uid] = kind
 
-    def distrust(self, name: Name) -> None:
+    def distrust(self, name: JobName) -> None:
         """Let the next pass read everything from the API server, as after an error."""
         self._distrusted.add(name)
 
-    def trust(self, name: Name) -> None:
+    def trust(self, name: JobName) -> None:
         self._distrusted.discard(name)
 
     # Read by passes.
 
-    def job(self, name: Name) -> Json | None:
+    def job(self, name: JobName) -> Json | None:
         """Return the job; None if the memory does not have it, or is known to be behind for it or its children."""
         known = self._jobs.get(name)
         if known is None or known.data is None or not self._has_all_jobs or name in self._distrusted:
@@ -335,9 +338,9 @@ class Memory:
         body: Json = json.loads(known.data)
         return body
 
-    def is_current(self, kind: str, name: Name) -> bool:
+    def is_current(self, kind: str, name: JobName) -> bool:
         """Return whether nothing is known that the watch of this kind has yet to tell of the job's children."""
-        watch = self._watch_of(kind, name.namespace)
+        watch = self._watch_of(kind, name[0])
         if watch is None or not watch.is_current:
             return False
         family = self._families.get(name)
@@ -350,7 +353,7 @@ class Memory:
         family.awaited.pop(kind, None)
         return True
 
-    def children(self, name: Name, uid: str) -> Children | None:
+    def children(self, name: JobName, uid: str) -> Children | None:
         """Return the children of a job; None if one of them cannot be read."""
         family = self._families.get(name)
         if family is None:
@@ -404,9 +407,9 @@ def _child(kind: str, body: Json) -> Child:
     return Child(str(metadata.get("name")), version, uid, is_own, orphan, read, labels.get(POD_JOB, ""), finished)
 
 
-def _job_name(body: Json) -> Name:
+def _job_name(body: Json) -> JobName:
     metadata = body["metadata"]
-    return Name(metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB, ""))
+    return metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB, "")
 
 
 def version_of_object(body: Json) -> int:

@@ -310,7 +310,11 @@ def test_pass_from_memory_over_ten_thousand_pods_is_cheap() -> None:
     tell()
     act()
     unchanged = seconds(act, 5)
-    changed = min(seconds(act, 1) for _ in range(5) if tell() is None)
+    taken = []
+    for _ in range(5):
+        tell()
+        taken.append(seconds(act, 1))
+    changed = min(taken)
     print(f"parsing {parsing * 1000:.0f} ms; a pass {unchanged * 1000:.0f} ms, after a change {changed * 1000:.0f} ms")
     check(act, tell, most=3 * MOST_SECONDS)
     check(act, most=2 * MOST_SECONDS)

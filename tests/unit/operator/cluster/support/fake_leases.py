@@ -78,6 +78,7 @@ class Client(Api):
     ) -> AsyncIterator[tuple[str, Json]]:
         assert (kind, namespace, selector, name) == ("Lease", "pseudoreal", "", "pseudoreal")
         await self._wait_for_network()
+        opened()
         known = int(version)
         while True:
             await self.server.changed_since(known)
