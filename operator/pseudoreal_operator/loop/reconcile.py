@@ -145,7 +145,8 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
 
 async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
     is_success = False
-    if (body := deps.memory.job(name)) is not None:
+    body = deps.memory.job(name)
+    if body is not None and "deletionTimestamp" not in body["metadata"]:
         try:
             return await _reconcile_and_report_errors(deps, body, callbacks, Source.MEMORY)
         except NotRoutine as found:

@@ -14,7 +14,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.claims import Claim, ClaimPhase, mounted_claims, newest_warning, own_claims, read_claim
-from pseudoreal_operator.observe.memory import POD_JOB, Children, Memory, version_of_object
+from pseudoreal_operator.observe.memory import POD_JOB, Children, Memory, version_of, version_of_object
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -193,30 +193,34 @@ class _Found:
         return False
 
     async def list_jobs(self, api: Api, memory: Memory, job: PseudoRealJob) -> None:
-        versions: dict[str, int] = {}
-        async for body in api.each("Job", job.metadata.namespace, _selector(job), skipped=self.skip):
+        versions, listed = dict[str, int](), list[str]()
+        async for body in api.each(
+            "Job", job.metadata.namespace, _selector(job), skipped=self.skip, listed=listed.append
+        ):
             versions[body["metadata"].get("uid", "")] = version_of_object(body)
             if self.is_own(body):
                 child = read_job(body)
                 self.jobs.append(child)
                 if has_no_pod_left(body):
                     self.finished.append(child)
-        memory.was_read("Job", job_name(job), versions)
+        memory.was_read("Job", job_name(job), versions, version_of(listed[-1]))
 
     async def list_pods(self, api: Api, memory: Memory, job: PseudoRealJob, finished: frozenset[str]) -> None:
         """List the pods, without the pods of finished Jobs of earlier executions: these are kept for their logs, and
         may be thousands."""
         without = f",{POD_JOB} notin ({','.join(sorted(finished))})" if finished else ""
-        versions: dict[str, int] = {}
+        versions, listed = dict[str, int](), list[str]()
         pods: list[Pod] = []
-        async for body in api.each("Pod", job.metadata.namespace, _selector(job) + without, skipped=self.skip):
+        async for body in api.each(
+            "Pod", job.metadata.namespace, _selector(job) + without, skipped=self.skip, listed=listed.append
+        ):
             versions[body["metadata"].get("uid", "")] = version_of_object(body)
             if self.is_own(body):
                 pods.append(read_pod(body))
             elif is_orphan(self.uid, body):
                 self.orphans.append(_name(body))
         self.pods = tuple(pods)
-        memory.was_read("Pod", job_name(job), versions, finished)
+        memory.was_read("Pod", job_name(job), versions, version_of(listed[-1]), finished)
 
     def take_jobs(self, known: Children) -> None:
         self.jobs, self.finished = list(known.jobs), list(known.finished)

@@ -305,16 +305,17 @@ class Memory:
                 family.ending[uid] = kind
 
     def was_read(
-        self, kind: str, name: JobName, versions: dict[str, int], not_read: frozenset[str] = frozenset()
+        self, kind: str, name: JobName, versions: dict[str, int], at: int, not_read: frozenset[str] = frozenset()
     ) -> None:
-        """Note the present objects, as uid -> version, as a pass has read them: if they are newer than the memory, the
-        memory is behind. `not_read`: names of Jobs whose pods were left out."""
+        """Note the present objects, as uid -> version, as a pass has read them in a list of version `at`: if they are
+        newer than the memory, the memory is behind. `not_read`: names of Jobs whose pods were left out."""
         known = self._families[name].children[kind] if name in self._families else {}
         for uid, version in versions.items():
             if uid not in known or known[uid].version < version:
                 self._await(kind, name, version)
         for uid, child in known.items():
-            if uid not in versions and child.job not in not_read:
+            # An object that is newer than the list was told while the pass read it.
+            if uid not in versions and child.version <= at and child.job not in not_read:
                 self._families[name].gone[uid] = kind
 
     def distrust(self, name: JobName) -> None:

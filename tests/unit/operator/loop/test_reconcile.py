@@ -2,7 +2,7 @@
 operator."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -97,7 +97,10 @@ class Server:
     async def is_listed(self, _kind: str, _namespace: str, _name: str) -> bool:
         return not self._gone
 
-    async def each(self, kind: str, _namespace: str, _selector: str = "", **_: Any) -> AsyncIterator[Json]:
+    async def each(
+        self, kind: str, _namespace: str, _selector: str = "", *, listed: Callable[[str], object], **_: Any
+    ) -> AsyncIterator[Json]:
+        listed("7")
         self.requests += 1
         for job in self.jobs if kind == "Job" else ():
             yield job

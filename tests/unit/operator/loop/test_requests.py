@@ -2,6 +2,7 @@
 before all that cannot be undone."""
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,8 @@ class Cluster:
         self.watches = Watches(self.world)
         self.requests: list[str] = []
         self.version = 0
+        self.during_lists: Callable[[], object] = lambda: None
+        """Called after each list is made, and before the operator has it."""
         self.loses_answers = False
         """Whether requests to create a Job get no answer, although it is created."""
         api, self.report_store = cast(Api, self), ReportStore()
@@ -74,12 +77,14 @@ class Cluster:
         self.requests.append(f"GET {kind}")
         return self.job() if kind == "PseudoRealJob" else None
 
-    async def each(self, kind: str, *_: str, **_also: Any) -> AsyncIterator[Json]:
+    async def each(self, kind: str, *_: str, listed: Callable[[str], object], **_also: Any) -> AsyncIterator[Json]:
         self.watches.happen()
         objects = self.watches._present(kind)
+        listed(str(self.watches._version))
         self.requests += [f"LIST {kind}"] * max(1, -(-len(objects) // PAGE))
         for each in objects.values():
             yield each
+        self.during_lists()
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> Json:
         self.requests.append(f"CREATE {manifest['kind']}")
@@ -286,6 +291,28 @@ async def test_fault_is_counted_on_what_is_read_and_once(told: str) -> None:
         cluster.world.control()
     assert (cluster.world.status.execution, cluster.world.status.restarts) == (2, 1)
     assert "LIST Pod" in cluster.reads()
+
+
+async def test_pod_that_is_told_while_a_pass_lists_is_not_taken_for_gone() -> None:
+    cluster = Cluster(2)
+    await cluster.start()
+    first = next(iter(cluster.world.pods.values()))
+
+    def replace_pod() -> None:
+        successor = copy.deepcopy(first)
+        cluster.world.vanish(first)
+        successor["metadata"] |= {"name": "successor", "uid": "successor"}
+        cluster.world.pods["successor"] = successor
+        cluster.watches.tell_all()
+        cluster.during_lists = lambda: None
+
+    cluster.during_lists = replace_pod
+    cluster.deps.memory.distrust(NAME)
+    await cluster.reconcile()
+    await cluster.reconcile()
+    cluster.reads()
+    await cluster.reconcile()
+    assert cluster.reads() == []
 
 
 async def test_newer_version_that_the_watch_of_jobs_tells_is_read() -> None:

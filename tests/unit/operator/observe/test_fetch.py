@@ -42,8 +42,15 @@ class Server:
         return self._events
 
     async def each(
-        self, kind: str, _namespace: str, selector: str, *, skipped: Callable[[Json, Unreadable], None]
+        self,
+        kind: str,
+        _namespace: str,
+        selector: str,
+        *,
+        skipped: Callable[[Json, Unreadable], None],
+        listed: Callable[[str], object],
     ) -> AsyncIterator[Json]:
+        listed("7")
         self.asked.append(f"{kind} {selector}")
         for body in self.unreadable:
             skipped(body, Unreadable("TooDeep", "it is deep"))

@@ -144,7 +144,7 @@ class Watches:
 
     def _read(self, kind: str) -> list[Any]:
         versions = {uid: int(body["metadata"]["resourceVersion"]) for uid, body in self._present(kind).items()}
-        self.memory.was_read(kind, self._name, versions)
+        self.memory.was_read(kind, self._name, versions, self._version)
         return self.world.read(kind)
 
     def check(self, wanted: Plan) -> None:
