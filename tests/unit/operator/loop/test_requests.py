@@ -42,7 +42,7 @@ class Cluster:
         self.requests: list[str] = []
         self.version = 0
         self.during_lists: Callable[[], object] = lambda: None
-        """Called after each list is made, and before the operator has it."""
+        """Called after a list of pods is made, and before the operator has it."""
         self.loses_answers = False
         """Whether requests to create a Job get no answer, although it is created."""
         api, self.report_store = cast(Api, self), ReportStore()
@@ -84,7 +84,8 @@ class Cluster:
         self.requests += [f"LIST {kind}"] * max(1, -(-len(objects) // PAGE))
         for each in objects.values():
             yield each
-        self.during_lists()
+        if kind == "Pod":
+            self.during_lists()
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> Json:
         self.requests.append(f"CREATE {manifest['kind']}")
