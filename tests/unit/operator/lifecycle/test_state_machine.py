@@ -449,7 +449,7 @@ def test_every_life_that_began_with_lost_workers_ends_well() -> None:
 
 def test_every_life_ends_well_whatever_the_watches_are_late_with() -> None:
     SOURCES.clear()
-    _live(LifeWithWatches, 0.1)
+    _live(LifeWithWatches, 0.2)
     assert all(STORIES[story] for story in ("Completed", "ExecutionFailed")), STORIES
     assert all(SOURCES[source] for source in ("memory", "pods", "live")), SOURCES
 
