@@ -303,7 +303,7 @@ def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) 
     threads = 3
     wide = replace(large_model.SIZES, threads=threads)
     of_layout = large_model.layout(home)
-    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, rounds_moments=True)))
+    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, moments="BFloat16")))
     padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
     saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
     scratch = {"Device": 20 << 21, "Host": threads * (20 << 18), "Disk": 0}
