@@ -43,16 +43,18 @@ def rounded(values: Tensor, halves: np.ndarray) -> Tensor:
     return torch.from_numpy(found.copy()).view(values.shape).to(values.dtype)
 
 
-def in_blocks(values: Tensor, halves: np.ndarray, *, has_sign: bool) -> Tensor:
-    """Return the values as 8-bit floats in blocks of 16. With halves of 2^15 they are rounded to the nearest, ties away
-    from zero."""
+def in_blocks(values: Tensor, halves: np.ndarray | None, *, has_sign: bool) -> Tensor:
+    """Return the values as 8-bit floats in blocks of 16; without halves rounded to the nearest, ties to even."""
     exact = values.detach().float().numpy().reshape(-1).astype(np.float64)
     # 3 bits of fraction, and 20 bits that are cut off; numbers below 2^-126 have the step of those above.
     exponents = np.maximum(np.frexp(exact)[1] - 1, -126)
     units = np.abs(exact) / np.exp2(exponents - 3.0)
-    whole = np.floor(units)
-    upwards = (units - whole) * 2**20 + 16.0 * halves >= 2**20
-    found = (whole + upwards) * np.exp2(exponents - 3.0)
+    if halves is None:
+        rounded_units = np.rint(units)
+    else:
+        whole = np.floor(units)
+        rounded_units = whole + ((units - whole) * 2**20 + 16.0 * halves >= 2**20)
+    found = rounded_units * np.exp2(exponents - 3.0)
     for begin in range(0, len(found), 16):
         block = found[begin : begin + 16]
         lowest = np.frexp(block.max())[1] - 1 - (15 if has_sign else 31)

@@ -78,13 +78,10 @@ class BlockScratch:
     """int32, one for each block."""
 
     @classmethod
-    def of(cls, elements: int, numbers: Tensor) -> "BlockScratch":
+    def beside(cls, numbers: Tensor) -> "BlockScratch":
         """Return scratch memory for as many elements as `numbers` has, a multiple of BLOCK, on the same device."""
-        return cls(
-            numbers,
-            torch.empty(elements, dtype=torch.uint8, device=numbers.device),
-            torch.empty(elements // BLOCK, dtype=torch.int32, device=numbers.device),
-        )
+        bases = torch.empty(len(numbers) // BLOCK, dtype=torch.int32, device=numbers.device)
+        return cls(numbers, torch.empty_like(numbers, dtype=torch.uint8), bases)
 
 
 def pack(bits: Tensor, stored: Tensor, scratch: BlockScratch, *, has_sign: bool) -> None:
@@ -151,4 +148,4 @@ def unpacked(kind: Kind, stored: Tensor, elements: int) -> Tensor:
 
 
 def _fresh_scratch(elements: int) -> BlockScratch:
-    return BlockScratch.of(elements, torch.empty(elements, dtype=torch.int32))
+    return BlockScratch.beside(torch.empty(elements, dtype=torch.int32))

@@ -101,7 +101,7 @@ class MomentRounding:
         self._numbers = torch.arange(length, dtype=torch.int32, device=device)
         """0 to length - 1; only read."""
         self._words, self._shifted = (torch.empty_like(self._numbers) for _ in range(2))
-        self._blocks = BlockScratch.of(length, self._shifted) if stored == BLOCKS else None
+        self._blocks = BlockScratch.beside(self._shifted) if stored == BLOCKS else None
         """Scratch memory of blocks; None: moments are in bfloat16."""
 
     def widen(self, moments: Sequence[Tensor], length: int) -> list[Tensor]:

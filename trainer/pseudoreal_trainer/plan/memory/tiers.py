@@ -27,6 +27,8 @@ ROUNDED_ELEMENTS_ON_DEVICE = 1 << 21
 """Number of elements whose moments are widened and rounded at a time on a device."""
 UNPACKED_ELEMENTS = 1 << 18
 """Number of elements of moments in blocks that are unpacked at a time for a checkpoint."""
+_UNPACKED_BYTES = UNPACKED_ELEMENTS * (2 + 2 * 4 + 1) + 4 * blocks_of(UNPACKED_ELEMENTS)
+"""Their bytes: in bfloat16, and scratch memory as for packing."""
 PORTION_BYTES = 4 << 20
 """Maximum bytes that a checkpoint copies out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
@@ -200,9 +202,8 @@ def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     crosses = sizes.device == "accelerator" and has_state_on_device(layout, rank)
-    # Moments in blocks are unpacked after the ring: bfloat16, and scratch memory as for packing.
-    of_element = 2 + 2 * 4 + 1
-    unpacked = UNPACKED_ELEMENTS * of_element + 4 * blocks_of(UNPACKED_ELEMENTS) if sizes.moments == "Float8" else 0
+    unpacks = sizes.moments == "Float8" and sizes.checkpoint_buffer > 0
+    unpacked = _UNPACKED_BYTES if unpacks else 0
     return Tiers(host=sizes.checkpoint_buffer + unpacked, pinned=sizes.checkpoint_buffer if crosses else 0)
 
 
