@@ -38,7 +38,7 @@ from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 _UPDATE_BYTES = 30
 """Bytes of memory that an update on the host moves for each element. A speculative update also copies weights and
 moments."""
-ROUNDING_ON_HOST: dict[MomentFormat, float] = {"Master": 1.0, "BFloat16": 2.2, "Float8": 4.0}
+ROUNDING_ON_HOST: dict[MomentFormat, float] = {"Master": 1.0, "BFloat16": 2.2, "Float8": 5.0}
 """Time of an update with each format of moments, relative to an update of float32 moments, measured on two cores
 (`python -m benchmarks.moments`): random bits and rounding cost more than the memory traffic that they save."""
 ROUNDING_ON_GPU: dict[MomentFormat, float] = {

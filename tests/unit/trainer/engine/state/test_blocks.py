@@ -147,11 +147,11 @@ def _slices(length: int, *, has_blocks: bool, **options: Any) -> Slices:
     cut = length // 3 // MOMENT_BLOCK * MOMENT_BLOCK
     ranges = (UpdateRange(0, cut, decay=0.1), UpdateRange(cut, length, rate=0.5))
     bits = (RandomRange(0, cut, 5, 100), RandomRange(cut, length, 6, 0))
-    moments = [_packed("first_moment", first), _packed("second_moment", second.square_())]
+    first, second = _packed("first_moment", first), _packed("second_moment", second.square_())
     if not has_blocks:
-        moments = [unpacked(kind, moment, length).float() for kind, moment in zip(MOMENTS, moments, strict=True)]
+        first, second = (unpacked(*moment, length).float() for moment in zip(MOMENTS, (first, second), strict=True))
     compute = torch.empty(length, dtype=torch.bfloat16)
-    return Slices(weights, *moments, gradient, compute, ranges, random=bits, **options)
+    return Slices(weights, first, second, gradient, compute, ranges, random=bits, **options)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
