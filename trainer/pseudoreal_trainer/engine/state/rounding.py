@@ -138,9 +138,8 @@ class MomentRounding:
         halves = self._random_halves(ranges, begin, whole, update)
         # The second moment first: packing needs the memory of its random bits.
         for index in (1, 0):
-            wide = self._moments[index]
-            wide[length:whole].zero_()
-            bits = wide[:whole].float().view(torch.int32)
+            # Elements after the last one are zero, as `widen` has read them, and random bits leave a zero as it is.
+            bits = self._moments[index][:whole].float().view(torch.int32)
             bits.clamp_(max=_QUIET_NAN).add_(halves[index].bitwise_left_shift_(CUT_BITS - _RANDOM_BITS))
             pack(bits, moments[index], self._blocks, has_sign=_HAVE_SIGNS[index])
 
