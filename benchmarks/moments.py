@@ -1,9 +1,10 @@
-"""What moments in bfloat16 cost in seconds, and what they change in the loss: `python -m benchmarks.moments [seconds |
-loss]`.
+"""What moments in bfloat16 and in blocks of 8-bit floats cost in seconds, and what they change in the loss: `python -m
+benchmarks.moments [seconds | loss]`.
 
-`seconds` times an update on the host with moments in float32 and in bfloat16, in turns, so that other load on the
-machine affects both. `loss` trains a small model on a book, in pairs that share seed and samples: moments in float32,
-in bfloat16 with stochastic rounding, and in bfloat16 rounded to the nearest, which the product does not offer.
+`seconds` times an update on the host with moments in float32, in bfloat16 and in blocks, in turns, so that other load
+on the machine affects all of them. `loss` trains a small model on a book, in pairs that share seed and samples: moments
+in float32, and in both other formats with stochastic rounding and rounded to the nearest, which the product does not
+offer.
 """
 
 import sys
@@ -23,6 +24,7 @@ from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, put, stored_length
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
@@ -30,8 +32,9 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from benchmarks.stacks.ours import layout_of, make_engine
 from benchmarks.work import Batch, Work
 
-Arm = Literal["float32", "stochastic", "nearest"]
-_ARMS: tuple[Arm, ...] = ("float32", "stochastic", "nearest")
+Arm = Literal["float32", "bfloat16", "bfloat16, nearest", "blocks", "blocks, nearest"]
+_ARMS: tuple[Arm, ...] = ("float32", "bfloat16", "bfloat16, nearest", "blocks", "blocks, nearest")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "blocks": BLOCKS}
 _BOOK = Path(__file__).parents[1] / "examples" / "text" / "pride-and-prejudice.txt"
 _ELEMENTS, _ROUNDS = 1 << 25, 9
 _STEPS, _WARM_UP, _SEQUENCES, _LENGTH, _VALIDATED = 300, 30, 8, 64, 64
@@ -43,7 +46,7 @@ def seconds_per_element(threads: int) -> dict[torch.dtype, float]:
     """Return dtype of the moments -> median seconds of an update that clips, per element."""
     torch.set_num_threads(threads)
     optimizer, found = AdamW(), dict[torch.dtype, list[float]]()
-    slices = {dtype: _slices(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    slices = {dtype: _slices(dtype) for dtype in _DTYPES.values()}
     for turn in range(_ROUNDS + 1):
         for dtype, of_dtype in slices.items():
             begin = time.perf_counter()
@@ -54,7 +57,9 @@ def seconds_per_element(threads: int) -> dict[torch.dtype, float]:
 
 def _slices(moments: torch.dtype) -> Slices:
     weights, gradient = (torch.rand(_ELEMENTS) for _ in range(2))
-    first, second = (torch.rand(_ELEMENTS).to(moments) for _ in range(2))
+    first, second = (torch.empty(stored_length(_ELEMENTS, moments), dtype=moments) for _ in range(2))
+    put("first_moment", torch.rand(_ELEMENTS), first)
+    put("second_moment", torch.rand(_ELEMENTS), second)
     compute, ranges = torch.empty(_ELEMENTS, dtype=torch.bfloat16), (UpdateRange(0, _ELEMENTS, decay=0.1),)
     return Slices(weights, first, second, gradient, compute, ranges, random=(RandomRange(0, _ELEMENTS, 1, 0),))
 
@@ -74,7 +79,7 @@ def final_loss(arm: Arm, seed: int, beta2: str) -> float:
     )
     work = Work(model, seed, batches, 1, recompute=False)
     with TemporaryDirectory() as folder, _rounding(arm):
-        moments = torch.float32 if arm == "float32" else torch.bfloat16
+        moments = _DTYPES[arm.partition(",")[0]]
         layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
         optimizer = Optimizer(beta2=beta2, weight_decay="0.1")
         engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout, Path(folder), moments=moments,
@@ -95,9 +100,9 @@ def _windows(text: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _rounding(arm: Arm) -> Iterator[None]:
-    """With `nearest`, all random bits are one half of the last place; ties, which are rare, are rounded away from
-    zero."""
-    if arm != "nearest":
+    """Rounded to the nearest, all random bits are one half of the last place; ties, which are rare, are rounded away
+    from zero."""
+    if not arm.endswith("nearest"):
         yield
         return
 
@@ -113,8 +118,11 @@ def main(arguments: Sequence[str]) -> None:
     if "loss" not in arguments:
         for threads in (1, 2):
             found = seconds_per_element(threads)
-            wide, narrow = (1e9 * found[dtype] for dtype in (torch.float32, torch.bfloat16))
-            print(f"{threads} threads: float32 {wide:.2f} ns, bfloat16 {narrow:.2f} ns, ratio {narrow / wide:.2f}")
+            wide = found[torch.float32]
+            formats = [
+                f"{name} {1e9 * found[dtype]:.2f} ns ({found[dtype] / wide:.2f})" for name, dtype in _DTYPES.items()
+            ]
+            print(f"{threads} threads: {', '.join(formats)}")
     torch.set_num_threads(1)
     if "seconds" not in arguments:
         for beta2 in _BETAS2:

@@ -1,10 +1,11 @@
-"""The rounding of moments to bfloat16, computed by other means than the engine: numpy's 64-bit integers, tensor by
+"""The rounding of moments, computed by other means than the engine: numpy's 64-bit integers and floats, tensor by
 tensor, from the description in docs/engine.md."""
 
 import hashlib
 
 import numpy as np
 import torch
+from pseudoreal_api.spec.optimizer import MomentFormat
 from torch import Tensor
 
 MASK = (1 << 64) - 1
@@ -42,10 +43,35 @@ def rounded(values: Tensor, halves: np.ndarray) -> Tensor:
     return torch.from_numpy(found.copy()).view(values.shape).to(values.dtype)
 
 
-def round_moments(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, seed: int, update: int) -> None:
+def in_blocks(values: Tensor, halves: np.ndarray | None, *, has_sign: bool) -> Tensor:
+    """Return the values as 8-bit floats in blocks of 16; without halves rounded to the nearest, ties to even."""
+    exact = values.detach().float().numpy().reshape(-1).astype(np.float64)
+    # 3 bits of fraction, and 20 bits that are cut off; numbers below 2^-126 have the step of those above.
+    exponents = np.maximum(np.frexp(exact)[1] - 1, -126)
+    units = np.abs(exact) / np.exp2(exponents - 3.0)
+    if halves is None:
+        rounded_units = np.rint(units)
+    else:
+        whole = np.floor(units)
+        rounded_units = whole + ((units - whole) * 2**20 + 16.0 * halves >= 2**20)
+    found = rounded_units * np.exp2(exponents - 3.0)
+    for begin in range(0, len(found), 16):
+        block = found[begin : begin + 16]
+        lowest = np.frexp(block.max())[1] - 1 - (15 if has_sign else 31)
+        bound, smallest = (2.0**lowest, 1.125 * 2.0**lowest) if lowest > -127 else (0.0, 2.0**-129)
+        block[(block > 0) & (block <= bound)] = 0 if has_sign else smallest
+    return torch.from_numpy(np.copysign(found, exact)).view(values.shape).to(values.dtype)
+
+
+def round_moments(
+    parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, seed: int, update: int, moments: MomentFormat
+) -> None:
     """Round both moments of torch's AdamW, in place."""
+    if moments == "Master":
+        return
     for name, parameter in parameters.items():
         state = optimizer.state[parameter]
         halves = random_halves(seed, name, np.arange(parameter.numel()), update)
         for kind, half in zip(("exp_avg", "exp_avg_sq"), halves, strict=True):
-            state[kind].copy_(rounded(state[kind], half))
+            has_sign, found = kind == "exp_avg", state[kind]
+            found.copy_(rounded(found, half) if moments == "BFloat16" else in_blocks(found, half, has_sign=has_sign))

@@ -1,5 +1,6 @@
 """Checks beyond the schema: whether a job's phases can run. Pure."""
 
+from collections.abc import Iterator
 from math import gcd
 
 from pseudoreal_api.resolved.elastic import check_elastic
@@ -17,6 +18,8 @@ from pseudoreal_api.resolved.resolve import (
     rank_counts,
 )
 from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import MOMENT_BLOCK
 from pseudoreal_api.spec.phase import Phase
 
 _MOST_PERIOD = 100_000
@@ -28,6 +31,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raise UnresolvableJob for the first impossible phase."""
     if float(spec.delink.noise) > 1:
         raise UnresolvableJob(f"spec.delink.noise {spec.delink.noise} must be at most 1, the scale of initial weights")
+    _check_blocks(spec)
     for index, phase in enumerate(spec.phases):
         _check_layers(spec, index)
         if phase.experts is not None:
@@ -42,6 +46,34 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
         check_elastic(spec, index)
         _check_homes(spec, phase)
         _check_mixture(spec, phase)
+
+
+def _check_blocks(spec: PseudoRealJobSpec) -> None:
+    """Raise UnresolvableJob if moments are in blocks that a tensor, or an expert's part of one, does not fill."""
+    if spec.optimizer.moments != "Float8":
+        return
+    for name, size in _vector_sizes(spec.model):
+        if size % MOMENT_BLOCK:
+            raise UnresolvableJob(
+                f"spec.optimizer.moments Float8 needs tensors of whole blocks of {MOMENT_BLOCK} elements, but {name} is"
+                f" {size}; make it a multiple of {MOMENT_BLOCK}, or set moments to BFloat16"
+            )
+
+
+def _vector_sizes(model: Model) -> Iterator[tuple[str, int]]:
+    """Yield (name, number of elements) of the model's vectors. Each matrix has hiddenSize rows or columns."""
+    attention, feed_forward = model.attention, model.feed_forward
+    yield "spec.model.hiddenSize", model.hidden_size
+    if attention.query_key_norm == "PerHead":
+        yield "the size of a head of spec.model.attention", model.head_size
+    if attention.query_key_norm == "AllHeads" or attention.bias != "None":
+        yield "the size of all query heads of spec.model.attention", model.query_size
+        yield "the size of all key heads of spec.model.attention", model.key_size
+    if feed_forward.bias == "All":
+        if model.experts is None or model.experts.dense_layers:
+            yield "spec.model.feedForward.size", feed_forward.size
+        if model.experts is not None:
+            yield "the size of an expert of spec.model.experts", model.expert.size
 
 
 def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:

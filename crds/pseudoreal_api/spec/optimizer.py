@@ -8,6 +8,9 @@ from pseudoreal_api.base import SET, ApiModel, DecimalString, list_map
 from pseudoreal_api.wire.contract import Since
 
 ClippingMode = Literal["Global", "PerUnit", "None"]
+MomentFormat = Literal["Master", "BFloat16", "Float8"]
+MOMENT_BLOCK = 16
+"""Number of elements of a block of moments with the format Float8."""
 TensorGroup = Literal["Embedding", "Head", "Attention", "FeedForward", "Experts", "Router", "Norms", "Biases"]
 
 
@@ -97,10 +100,11 @@ class Optimizer(ApiModel):
         "1e-8",
         description="epsilon is added to the root of the second moment, which divides the first; 1e-37 at least.",
     )
-    moments: Annotated[Literal["Master", "BFloat16"], Since(4)] = Field(
+    moments: Annotated[MomentFormat, Since(4)] = Field(
         "Master",
-        description="moments is their format. Master: that of master weights. BFloat16: rounded stochastically, alike"
-        " in every layout; 4 bytes a parameter less, slower updates.",
+        description="moments is their format. Master: that of master weights. BFloat16, Float8: rounded stochastically,"
+        " alike in every layout; slower updates. BFloat16: 4 bytes a parameter less. Float8: 5.9 less, in blocks of 16"
+        " 8-bit floats with a common scale.",
     )
     clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
     z_loss: Annotated[DecimalString, Since(4)] = Field(

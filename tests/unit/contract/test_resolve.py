@@ -15,8 +15,11 @@ from pseudoreal_api.resolved.resolve import (
     phase_config,
 )
 from pseudoreal_api.spec.check import check_job
-from pseudoreal_api.spec.phase import Growth, Phase
+from pseudoreal_api.spec.optimizer import Optimizer
+from pseudoreal_api.spec.phase import Growth, Phase, Sharing
 from pseudoreal_api.wire.contract import with_contract
+from pseudoreal_trainer.plan.sizes import fills_blocks
+from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.jobs import good_job
 
@@ -453,3 +456,39 @@ def test_blocks_of_a_shallow_phase_begin_as_layers_that_it_has() -> None:
     says = r"startFrom.blocks.layers: there is no layer 4, as spec.phases\[shallow\].layers is 4 and the first is 0"
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)
+
+
+BIASED = {"attention": {"heads": 4, "bias": "All"}, "feedForward": {"size": 136, "bias": "All"}}
+TOP_K = {"type": "TopK", "count": 4, "topK": {"perToken": 1, "size": 24}}
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({}, None),
+        ({"hiddenSize": 72}, "spec.model.hiddenSize is 72"),
+        ({"attention": {"heads": 4, "headSize": 18}}, None),
+        ({"attention": {"heads": 4, "headSize": 18, "queryKeyNorm": "PerHead"}}, "head of spec.model.attention is 18"),
+        ({"attention": {"heads": 4, "headSize": 18, "queryKeyNorm": "AllHeads"}}, "all query heads .* is 72"),
+        (
+            {"attention": {"heads": 4, "keyValueHeads": 2, "headSize": 12, "bias": "QueryKeyValue"}},
+            "key heads .* is 24",
+        ),
+        ({"feedForward": {"size": 136}}, None),
+        (BIASED, "spec.model.feedForward.size is 136"),
+        ({"experts": TOP_K}, None),
+        ({"experts": TOP_K, "feedForward": {"size": 136, "bias": "All"}}, "an expert of spec.model.experts is 24"),
+    ],
+)
+def test_moments_in_blocks_need_tensors_that_fill_them(model: dict[str, Any], says: str | None) -> None:
+    """The rule says the same as the tensors of the units."""
+    body = good_job(spec__optimizer={"moments": "Float8"})
+    body["spec"]["model"] |= model
+    spec = check_job(body).spec
+    assert all(map(fills_blocks, units_of(spec.model, Sharing(blocks=spec.model.layers)))) == (says is None)
+    if says is None:
+        check_resolvable(spec)
+        return
+    with pytest.raises(UnresolvableJob, match=rf"moments Float8 needs .*{says}; make it a multiple of 16, or set"):
+        check_resolvable(spec)
+    check_resolvable(spec.model_copy(update={"optimizer": Optimizer(moments="BFloat16")}))

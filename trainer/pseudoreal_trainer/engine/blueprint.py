@@ -21,7 +21,7 @@ class Blueprint:
     master: torch.dtype
     compute: torch.dtype
     moments: torch.dtype
-    """The master dtype or bfloat16."""
+    """Dtype of stored moments: the master dtype, bfloat16, or `blocks.BLOCKS`."""
     compiled: bool
     offload_directory: Path
     seed: int

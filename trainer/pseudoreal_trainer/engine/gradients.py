@@ -59,6 +59,7 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ExpertLoad, change_of_bias, choices_of
+from pseudoreal_trainer.engine.state.blocks import largest_number
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
@@ -424,7 +425,7 @@ class ReductionThread:
         square = self._square_of_unit(unit)
         # Largest value of the dtypes of the state: the second moment of a larger gradient would not be finite.
         shard = self._store.states[unit].shard
-        if not square <= min(torch.finfo(dtype).max for dtype in (shard.master, shard.moments)):
+        if not square <= min(largest_number(dtype) for dtype in (shard.master, shard.moments)):
             self._skip_or_fail(unit)
             return None
         return self._factor_for(math.sqrt(square))

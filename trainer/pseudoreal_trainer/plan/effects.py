@@ -369,6 +369,6 @@ def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
     gradient = sizes.master_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
     return [
-        Transfer("disk_read", shard * (sizes.state_bytes + gradient)),
-        Transfer("disk_write", shard * (sizes.state_bytes + copy)),
+        Transfer("disk_read", sizes.state_bytes(shard) + shard * gradient),
+        Transfer("disk_write", sizes.state_bytes(shard) + shard * copy),
     ]

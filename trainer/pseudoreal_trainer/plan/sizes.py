@@ -1,13 +1,16 @@
 """Sizes of a phase: everything besides the layout that byte counts depend on. Pure."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import MOMENT_BLOCK as BLOCK
+from pseudoreal_api.spec.optimizer import MomentFormat
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.units import VECTOR, Unit
 
 Device = Literal["cpu", "accelerator"]
 """Type of the device that trains, as in torch."""
@@ -15,8 +18,9 @@ Device = Literal["cpu", "accelerator"]
 MOMENTS = 2
 """Number of AdamW's moment vectors per vector of master weights."""
 
-_ROUNDED_BYTES = 2
-"""Bytes of a bfloat16."""
+BASE_BYTES = 1
+"""Bytes of a block of moments besides one for each element."""
+_BFLOAT16_BYTES = 2
 
 _LOGIT_SHARE = 64
 """The logits of a chunk of the loss take at most the 64th part of a GPU's memory. Three to six tensors of this size
@@ -40,7 +44,7 @@ class Sizes:
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
-    """Bytes of an element of a master weight or a gradient, and of a moment unless moments are rounded."""
+    """Bytes of an element of a master weight or a gradient, and of a moment with the format Master."""
     micro_batch: int
     """Number of sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
@@ -53,18 +57,27 @@ class Sizes:
     has_z_loss: bool = False
     masks_documents: bool = False
     """True if tokens attend only within their document."""
-    rounds_moments: bool = False
-    """True if moments are kept in bfloat16."""
+    moments: MomentFormat = "Master"
+    """Format in which moments are kept."""
 
     @property
-    def moment_bytes(self) -> int:
-        """Bytes of an element of a moment."""
-        return _ROUNDED_BYTES if self.rounds_moments else self.master_bytes
+    def rounds_moments(self) -> bool:
+        """True if moments have fewer bytes than master weights."""
+        return self.moments != "Master"
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a parameter's master weight and two moments."""
-        return self.master_bytes + MOMENTS * self.moment_bytes
+    def moment_bytes(self, elements: int) -> int:
+        """Return the bytes of a moment of so many elements."""
+        match self.moments:
+            case "Master":
+                return self.master_bytes * elements
+            case "BFloat16":
+                return _BFLOAT16_BYTES * elements
+            case "Float8":
+                return blocks_of(elements) * (BLOCK + BASE_BYTES)
+
+    def state_bytes(self, elements: int) -> int:
+        """Return the bytes of the master weights and both moments of so many elements."""
+        return self.master_bytes * elements + MOMENTS * self.moment_bytes(elements)
 
     @property
     def has_own_copies(self) -> bool:
@@ -183,6 +196,20 @@ class Sizes:
     def whole(self, layout: Layout, unit: int) -> int:
         """Return the number of elements of all shards, with the padding at the end."""
         return self.shard(layout, unit) * layout.shards(unit)
+
+
+assert VECTOR % BLOCK == 0, "shards and pieces are cut between blocks of moments"
+
+
+def blocks_of(elements: int) -> int:
+    """Return the number of blocks of so many elements; the last one may be shorter."""
+    return -(-elements // BLOCK)
+
+
+def fills_blocks(unit: Unit) -> bool:
+    """Return True if each tensor of the unit that AdamW updates, or the part of each expert in it, has whole blocks."""
+    trained = (one for one in unit.parameters if not one.is_balancing)
+    return all(prod(one.whole[one.experts is not None :]) % BLOCK == 0 for one in trained)
 
 
 def compute_bytes(compute: str) -> int:

@@ -27,6 +27,7 @@ from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.state.blocks import readable_dtype
 from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
@@ -220,7 +221,8 @@ class Saver:
     @property
     def _dtypes(self) -> _Dtypes:
         blueprint = self._engine.blueprint
-        weights, moments = (str(dtype).removeprefix("torch.") for dtype in (blueprint.master, blueprint.moments))
+        dtypes = blueprint.master, readable_dtype(blueprint.moments)
+        weights, moments = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         return weights, None if moments == weights else moments
 
     def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:

@@ -30,6 +30,7 @@ from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.blocks import moment_dtype
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.model.reference import Transformer, load_into
@@ -157,7 +158,7 @@ def open_engine(
         optimizer=config.optimizer,
         units=units_of(config.model, config.sharing),
         master=master,
-        moments=torch.bfloat16 if config.optimizer.moments == "BFloat16" else master,
+        moments=moment_dtype(config.optimizer.moments, master),
         seed=config.data.seed,
         compute=_DTYPES[config.precision.compute],
         compiled=uses_compiler(config, ranks),

@@ -138,9 +138,11 @@ def stores_of_balanced_experts(job_body: dict[str, Any], config: Any, tmp_path: 
     return _stores(OF_THE_BALANCED, job_body, config, tmp_path)
 
 
-@pytest.fixture
-def stores_of_rounded_moments(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
-    job_body["spec"]["optimizer"] = {"moments": "BFloat16"}
+@pytest.fixture(params=["BFloat16", "Float8"])
+def stores_of_rounded_moments(
+    request: pytest.FixtureRequest, job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> dict[str, Path]:
+    job_body["spec"]["optimizer"] = {"moments": request.param}
     return _stores(OF_THE_ROUNDED, job_body, config, tmp_path)
 
 
@@ -193,7 +195,7 @@ def test_pairs_of_layouts_with_biases_that_balance_experts(stores_of_balanced_ex
     _assert_same_end(first, other, exact=False)
 
 
-def test_pairs_of_layouts_with_moments_in_bfloat16(stores_of_rounded_moments: dict[str, Path]) -> None:
+def test_pairs_of_layouts_with_rounded_moments(stores_of_rounded_moments: dict[str, Path]) -> None:
     """Rounded alike after a resume, too: the bits are those of a number of updates, which a checkpoint contains."""
     _assert_all_pairs(OF_THE_ROUNDED, stores_of_rounded_moments)
     first, *others = (_at(stores_of_rounded_moments[name], END) for name in OF_THE_ROUNDED)

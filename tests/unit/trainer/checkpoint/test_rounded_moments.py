@@ -1,7 +1,8 @@
-"""Checkpoints with moments in bfloat16: stored as they are, read in the dtype of the weights, and loaded by jobs that
-keep their moments in another dtype."""
+"""Checkpoints of jobs that round moments, to bfloat16 or to 8-bit floats in blocks: stored in bfloat16, read in the
+dtype of the weights, and loaded by jobs that keep their moments in another format."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorFile
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, unpacked
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
-from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.plan.units import KINDS, Kind
 from pseudoreal_trainer.training.start import fill, open_engine
 
 from tests.support.checkpoints import newest
+from tests.support.rounding import in_blocks
 
 UID = "11111111-2222"
 Train = Callable[[PhaseConfig], object]
@@ -45,10 +48,14 @@ def _loaded(config: PhaseConfig, checkpoint: Reader) -> dict[tuple[int, str], to
         fill(engine, config, Resumed(checkpoint))
         states = engine.state._store.states
         return {
-            (unit, kind): state.part(kind, 0, engine.units[unit].numel).clone()
+            (unit, kind): _numbers(state.part(kind, 0, engine.units[unit].numel), kind, engine.units[unit].numel)
             for unit, state in states.items()
             for kind in KINDS
         }
+
+
+def _numbers(stored: torch.Tensor, kind: Kind, elements: int) -> torch.Tensor:
+    return unpacked(kind, stored, elements) if stored.dtype == BLOCKS else stored.clone()
 
 
 def _is_representable(values: np.ndarray) -> bool:
@@ -57,18 +64,19 @@ def _is_representable(values: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("compute", ["float32", "float64"])
+@pytest.mark.parametrize("moments", ["BFloat16", "Float8"])
 def test_moments_are_stored_in_two_bytes_and_read_in_the_dtype_of_the_weights(
-    saved: Callable[[str, str], Reader], compute: str
+    saved: Callable[[str, str], Reader], moments: str, compute: str
 ) -> None:
-    reader = saved("BFloat16", compute)
+    reader = saved(moments, compute)
     folder, names = reader.checkpoints / reader.manifest.data_folder, [*reader.names]
-    weights, moments = (TensorFile(folder / f"{kind}-00000.safetensors") for kind in ("weights", "moments"))
+    of_weights, of_moments = (TensorFile(folder / f"{kind}-00000.safetensors") for kind in ("weights", "moments"))
     for name in names:
         tensor = reader.manifest.tensors[name]
         assert (tensor.dtype, tensor.moment_dtype) == (compute, "bfloat16")
-        assert weights.form(name).dtype == compute
+        assert of_weights.form(name).dtype == compute
         for kind in KINDS[1:]:
-            assert moments.form(f"{name}.{kind}") == Form(tensor.shape, "bfloat16")
+            assert of_moments.form(f"{name}.{kind}") == Form(tensor.shape, "bfloat16")
             found = reader.tensor(name, kind)
             assert found.dtype.name == compute
             assert _is_representable(found)
@@ -84,30 +92,37 @@ def test_moments_of_master_weights_leave_the_manifest_as_it_was(saved: Callable[
     assert "momentDtype" not in reader.manifest.to_json()
 
 
-@pytest.mark.parametrize(("before", "after"), [("Master", "BFloat16"), ("BFloat16", "Master"), ("BFloat16",) * 2])
-def test_a_job_loads_moments_of_another_dtype(
+@pytest.mark.parametrize(("before", "after"), [*product(["Master", "BFloat16", "Float8"], repeat=2)][1:])
+def test_a_job_loads_moments_of_another_format(
     before: str, after: str, saved: Callable[[str, str], Reader], job_body: Any, config: Any
 ) -> None:
-    """Rounded to the nearest, so in every layout alike; moments in bfloat16 are loaded exactly."""
+    """Rounded to the nearest, so in every layout alike. Numbers that the format has are loaded exactly: bfloat16 has
+    all numbers of blocks."""
     reader = saved(before, "float32")
+    job_body["spec"]["optimizer"] = {"moments": "Master"}
     expected = _loaded(config(0), reader)
     job_body["spec"]["optimizer"] = {"moments": after}
     found = _loaded(config(0), reader)
     for (unit, kind), values in found.items():
-        dtype = torch.bfloat16 if after == "BFloat16" and kind != "weights" else torch.float32
-        assert values.dtype == dtype
-        assert values.equal(expected[unit, kind].to(dtype))
+        exact = expected[unit, kind]
+        if after == "Master" or kind == "weights" or before in ("Float8", after):
+            assert values.float().equal(exact)
+        elif after == "BFloat16":
+            assert values.equal(exact.bfloat16())
+        else:
+            assert values.float().equal(in_blocks(exact, None, has_sign=kind == "first_moment"))
 
 
 @pytest.mark.parametrize("state", ["Copy", "Scale", "Measured", "Reset"])
+@pytest.mark.parametrize("moments", ["BFloat16", "Float8"])
 def test_a_delink_divides_rounded_moments_exactly(
-    state: str, saved: Callable[[str, str], Reader], job_body: Any, delink_of: Any, tmp_path: Path
+    moments: str, state: str, saved: Callable[[str, str], Reader], job_body: Any, delink_of: Any, tmp_path: Path
 ) -> None:
     """The link has the divisors; moments are rounded again only when a phase loads them. Materialized files have the
     dtype of the weights, and so the same values."""
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 1}
     job_body["spec"]["delink"] = {"optimizerState": state}
-    source = saved("BFloat16", "float32")
+    source = saved(moments, "float32")
     delink(delink_of(1))
     target = newest(CheckpointStore(tmp_path / "work", UID), "real")
     assert target.manifest.link is not None

@@ -8,7 +8,8 @@ differ
 - with four data ranks: gloo adds up in an order of its own, and only the order of two summands is unique;
 - with clipping: the norm is summed shard by shard and unit by unit, so the clip factor may differ in its last bit.
 
-Moments in bfloat16 are rounded by random bits that no layout decides (`tests/support/rounding.py` computes them apart).
+Moments in bfloat16 and in blocks are rounded by random bits that no layout decides (`tests/support/rounding.py`
+computes them apart).
 """
 
 import json
@@ -19,7 +20,7 @@ import torch
 
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.agreement import assert_trained_alike
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, OPTIONS, Case, each
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, EIGHT_IN_WIDE, OPTIONS, WIDE, Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
 
 ORDERS = ["Layered", "GPipe", "1F1B", "Interleaved"]
@@ -131,6 +132,7 @@ ROUNDED = [
     *each(precision="float32", moments="BFloat16", experts=6, prototypes=2, expert_groups=[2, 3], homes="Dh", window=1),
 ]
 """Moments in bfloat16."""
+IN_BLOCKS = [replace(case, moments="Float8", drawn=WIDE) for case in ROUNDED]
 SHARED_EXPERTS = [
     *each(part="Experts", experts=4, blocks=1, homes=["d", "hD"], window=1),
     Case(part="Experts", options="Qwen3MoE", blocks=2, pattern="Segment", homes="Dhd", clipping="PerUnit"),
@@ -146,9 +148,16 @@ ROUNDED_EXPERTS = [
     *each(moments="BFloat16", data=2, expert_ranks=2, sharding=["None", "Full"], drawn=EIGHT_IN_BALANCE, homes="hD"),
     Case(moments="BFloat16", data=2, expert_ranks=2, expert_groups=2, drawn=EIGHT_IN_BALANCE, homes="hd"),
 ]
+ROUNDED_EXPERTS += [
+    *(replace(case, moments="Float8", drawn=EIGHT_IN_WIDE) for case in ROUNDED_EXPERTS),
+    *each(
+        moments="Float8", drawn=WIDE, blocks=2, data=2, sharding=["Gradients", "Full"], homes="hD", clipping="Global"
+    ),
+    Case(moments="Float8", drawn=WIDE, tied=True, pipeline=2, blocks=1, homes="hD", clipping="PerUnit"),
+]
 """In float64 the order of sums changes no rounding, unless a value is within 1e-9 of a bound."""
 CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS, *ROUNDED_EXPERTS]
-want([*CLOSE, *BITWISE, *ROUNDED])
+want([*CLOSE, *BITWISE, *ROUNDED, *IN_BLOCKS])
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
@@ -167,7 +176,7 @@ def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[R
 
 
 @pytest.mark.processor_deep
-@pytest.mark.parametrize("case", ROUNDED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*ROUNDED, *IN_BLOCKS], ids=lambda case: case.name)
 def test_rounded_moments_agree_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights, first_moments = reference.train_with_moments(case)
     found = sound(engine_results, case)

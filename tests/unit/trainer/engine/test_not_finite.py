@@ -10,7 +10,7 @@ from pseudoreal_trainer.engine.state.memory import Shard
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.support import not_finite
-from tests.unit.trainer.engine.support.cases import STEPS
+from tests.unit.trainer.engine.support.cases import STEPS, WIDE
 from tests.unit.trainer.engine.support.not_finite import FAULTS, SkippingCase
 from tests.unit.trainer.engine.support.running import Result, bring_together
 
@@ -18,6 +18,7 @@ CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
 ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
 ONE_RANK += [SkippingCase(clipping="PerUnit", homes="hD", precision=FLOAT, moments="BFloat16")]
+ONE_RANK += [SkippingCase(clipping="PerUnit", homes="hD", precision=FLOAT, moments="Float8", drawn=WIDE)]
 ONE_RANK += [SkippingCase(clipping="Global", norm="100", speculates=True, homes="h", precision=FLOAT)]
 TWO_RANKS = [
     *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="Full") for c in CLIPPINGS for h in HOMES),
@@ -62,9 +63,9 @@ def test_every_rank_knows_which_updates_were_skipped(
             assert rank.skipped[step] == expected
 
 
-@pytest.mark.parametrize(("moments", "largest"), [("float32", 3.4e38), ("bfloat16", 3.38e38)])
+@pytest.mark.parametrize(("moments", "largest"), [("float32", 3.4e38), ("bfloat16", 3.38e38), ("uint8", 3.19e38)])
 def test_a_gradient_whose_second_moment_would_not_be_finite_is_skipped(moments: str, largest: float) -> None:
-    """The largest bfloat16 is below the largest float32."""
+    """The largest bfloat16 is below the largest float32, and the largest number of a block is below both."""
     skipped: list[int] = []
     shard = Shard(0, 1, (), torch.float32, torch.float32, getattr(torch, moments))
 
@@ -80,6 +81,6 @@ def test_a_gradient_whose_second_moment_would_not_be_finite_is_skipped(moments: 
         return ReductionThread._clip_factor(cast(ReductionThread, thread), 0) is None
 
     assert not is_skipped(largest)
-    assert is_skipped(3.395e38) == (moments == "bfloat16")
+    assert is_skipped(3.395e38) == (moments != "float32")
     assert is_skipped(3.5e38)
-    assert len(skipped) == 1 + (moments == "bfloat16")
+    assert len(skipped) == 1 + (moments != "float32")

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_WIDE, SEQUENCES_OF_A_MICRO_BATCH, WIDE, Case
 from tests.unit.trainer.engine.support.running import Result, want
 from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
@@ -40,6 +40,9 @@ OTHERS = [
     *(Case(homes=homes, moments="BFloat16", precision="bfloat16", micro_batches=1) for homes in "dhD"),
     Case(data=N, sharding="Full", homes="dhD", moments="BFloat16", precision="float32", micro_batches=1),
     Case(homes="hd", clipping="Global", speculates=True, moments="BFloat16", precision="bfloat16", micro_batches=1),
+    *(Case(homes=homes, moments="Float8", drawn=WIDE, precision="bfloat16", micro_batches=1) for homes in "dhD"),
+    Case(data=N, sharding="Full", homes="dhD", moments="Float8", drawn=WIDE, precision="float32", micro_batches=1),
+    Case(homes="hd", clipping="Global", speculates=True, moments="Float8", drawn=EIGHT_IN_WIDE, precision="bfloat16"),
 ]
 PADDED = [
     *(Case(data=N, sharding=sharding, clipping="Global") for sharding in ("Optimizer", "Gradients", "Full")),
@@ -83,7 +86,7 @@ def test_state_bytes_equal_the_plan(case: Case, engine_results: Results) -> None
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
-        rounds_moments=case.moments == "BFloat16",
+        moments=case.moments,
     )
     states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]
     predicted = sum(state.device + state.host + state.disk for state in states)

@@ -4,6 +4,7 @@ Whether an update has started when the ranks agree depends on the threads' times
 unit, even after the agreement; tests with several ranks leave it to the threads.
 """
 
+import json
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
 
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, RATE, Case
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, RATE, WIDE, Case
 from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, run_case, want
 from tests.unit.trainer.engine.test_idle_experts import MANY
 
@@ -27,6 +28,8 @@ SECONDS = 300
 NEVER = "100"
 MIXED = {("", "float64"): "1.3", ("", "bfloat16"): "1.3", (MANY, "float64"): "1.1", (MANY, "bfloat16"): "1.05"}
 MIXED[EIGHT_IN_BALANCE, "bfloat16"] = "1.2"
+MANY_IN_WIDE = json.dumps(json.loads(WIDE) | json.loads(MANY))
+MIXED |= {(WIDE, "bfloat16"): "1.38", (MANY_IN_WIDE, "bfloat16"): "1.2"}
 """Model and precision -> norm that some of the steps exceed, one of them after a step that does not."""
 IDLE: dict[str, Any] = {"drawn": MANY, "idle": "Skip"}
 ALONE = [
@@ -37,6 +40,8 @@ ALONE = [
     Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16"),
     Case(homes="hD", precision="bfloat16", moments="BFloat16"),
     Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16", moments="BFloat16"),
+    Case(homes="hD", drawn=WIDE, precision="bfloat16", moments="Float8"),
+    Case(homes="h", drawn=MANY_IN_WIDE, precision="bfloat16", moments="Float8", idle="Skip"),
 ]
 TOGETHER = [
     *(Case(data=2, sharding=sharding, homes="hd") for sharding in ("None", "Full")),
@@ -44,6 +49,7 @@ TOGETHER = [
     Case(pipeline=2, order="1F1B", homes="h", stash=True),
     Case(pipeline=2, blocks=1, homes="h"),
     Case(data=2, sharding="Full", homes="h", precision="bfloat16", moments="BFloat16"),
+    Case(data=2, sharding="Full", homes="h", drawn=WIDE, precision="bfloat16", moments="Float8"),
 ]
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state import blocks
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, stored_length
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Purpose, Shard, Slices, State
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
@@ -44,19 +46,24 @@ class _FileRange:
 
     offset: int
     length: int
+    """Number of elements."""
     dtype: torch.dtype
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return self.length * self.dtype.itemsize
+        return self.bytes_before(self.length)
+
+    def bytes_before(self, element: int) -> int:
+        """Return the bytes of the elements before this one, which is the first of a block, or after the last one."""
+        return stored_length(element, self.dtype) * self.dtype.itemsize
 
     def chunk(self, begin: int) -> "_FileRange":
         """Return the range of the chunk that starts at element `begin`."""
-        return _FileRange(self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin), self.dtype)
+        return _FileRange(self.offset + self.bytes_before(begin), min(CHUNK, self.length - begin), self.dtype)
 
     def view(self, buffer: Tensor) -> Tensor:
-        """Return the section's vector, [length], as a view of the first bytes of `buffer`."""
+        """Return the section's stored vector as a view of the first bytes of `buffer`."""
         return buffer[: self.size].view(self.dtype)
 
 
@@ -122,10 +129,14 @@ class Disk:
 
     def read(self, pieces: Sequence[tuple[_FileRange, Tensor]]) -> list[Tensor]:
         """Read ranges of the file concurrently, each into its buffer. Return their vectors."""
-        with self.trace.span("disk", None, "read"):
-            self.file.read([(file_range.offset, buffer[: aligned(file_range.size)]) for file_range, buffer in pieces])
-        self.trace.count_bytes("disk_read", sum(file_range.size for file_range, _ in pieces))
+        self._read([(file_range.offset, file_range.size, buffer) for file_range, buffer in pieces])
         return [file_range.view(buffer) for file_range, buffer in pieces]
+
+    def _read(self, pieces: Sequence[tuple[int, int, Tensor]]) -> None:
+        """Read (offset, size in bytes) of the file concurrently, each into its buffer."""
+        with self.trace.span("disk", None, "read"):
+            self.file.read([(offset, buffer[: aligned(size)]) for offset, size, buffer in pieces])
+        self.trace.count_bytes("disk_read", sum(size for _, size, _ in pieces))
 
     def write(self, pieces: Sequence[tuple[_FileRange, Tensor]]) -> None:
         """Write ranges of the file concurrently, from buffers that hold their vectors."""
@@ -134,14 +145,14 @@ class Disk:
         self.trace.count_bytes("disk_write", sum(file_range.size for file_range, _ in pieces))
 
     def read_part(self, file_range: _FileRange, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of a range, [end - begin]. The result is valid until the next call. Call
-        this from one thread only."""
-        first, last = (index * file_range.dtype.itemsize for index in (begin, end))
+        """Return the elements begin..end-1 of a range, as they are stored. The result is valid until the next call.
+        Call this from one thread only."""
+        first, last = (file_range.bytes_before(index) for index in (begin, end))
         start = first // PAGE * PAGE
         size = last - start
         buffer = self._part_buffer if size <= len(self._part_buffer) else aligned_buffer(size)
-        (found,) = self.read([(_FileRange(file_range.offset + start, size, torch.uint8), buffer)])
-        return found[first - start :].view(file_range.dtype)
+        self._read([(file_range.offset + start, size, buffer)])
+        return buffer[first - start : size].view(file_range.dtype)
 
     def open(self) -> None:
         self._open += 1
@@ -171,7 +182,7 @@ class DiskState(State):
         sections: tuple[Section, ...] = (kind, "compute") if kind == "weights" else (kind,)
         for section in sections:
             if section in self._file_ranges:
-                self._file_ranges[section].view(buffer).copy_(values)
+                blocks.put(kind, values, self._file_ranges[section].view(buffer))
                 self._disk.write([(self._file_ranges[section], buffer)])
         self._disk.passing.give_back(buffer)
 
@@ -343,9 +354,11 @@ def _chunks(shards: Mapping[int, Shard]) -> list[dict[Section, Tensor]]:
     shard = next(iter(shards.values()))
     sections = dict(_sections(shard, keeps_gradient=True))
     return [
-        {section: aligned_buffer(length * dtype.itemsize) for section, dtype in sections.items()}
+        {section: aligned_buffer(_FileRange(0, length, dtype).size) for section, dtype in sections.items()}
         for _ in range(CHUNKS_AT_A_TIME)
     ]
 
 
-assert CHUNK * 2 % PAGE == 0, "chunks of every dtype start page-aligned"
+assert all(stored_length(CHUNK, dtype) % PAGE == 0 for dtype in (torch.bfloat16, BLOCKS)), (
+    "chunks of every dtype start page-aligned"
+)

@@ -4,8 +4,8 @@ On the host, AdamW goes over memory once. Clipping, update and cast are three ke
 vector, and the vector did not fit in the cache, the kernels would move 42 bytes of memory per element of a bfloat16
 unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
 fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
-read and written (24), the copy written (2). Moments in bfloat16 make it 22. They are widened to the master dtype in
-scratch memory, updated there, and rounded back (`rounding`).
+read and written (24), the copy written (2). Moments in bfloat16 make it 22, in blocks of 8-bit floats 18. They are
+widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`).
 """
 
 from abc import ABC, abstractmethod
@@ -21,6 +21,8 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event
+from pseudoreal_trainer.engine.state import blocks
+from pseudoreal_trainer.engine.state.blocks import stored_length, stored_part
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
 from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS, ROUNDED_ELEMENTS_ON_DEVICE
@@ -49,7 +51,7 @@ class Shard:
     master: torch.dtype
     compute: torch.dtype
     moments: torch.dtype
-    """The master dtype or bfloat16."""
+    """Dtype of the stored moments: the master dtype, bfloat16, or BLOCKS."""
     random: tuple[RandomRange, ...] = ()
     """Ranges of random bits for rounding moments, relative to `begin`; unused if moments have the master dtype."""
 
@@ -77,8 +79,9 @@ class State(ABC):
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of weights, first moment or second moment, in their own dtype. Read-only;
-        valid until the unit's next update. From a disk, valid only until the next call for any unit."""
+        """Return the elements begin..end-1 of weights, first moment or second moment, as they are stored. In blocks,
+        `begin` is the first element of a block. Read-only; valid until the unit's next update. From a disk, valid only
+        until the next call for any unit."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -153,7 +156,8 @@ class MemoryState(State):
         self._buffer: Tensor | None = None
         """Bounce buffer of the gradient, from `keep_gradient` until the gradient is used."""
         device = vectors.weights.device
-        first, second = (torch.zeros(shard.length, dtype=shard.moments, device=device) for _ in range(2))
+        length = stored_length(shard.length, shard.moments)
+        first, second = (torch.zeros(length, dtype=shard.moments, device=device) for _ in range(2))
         self._kinds: dict[Kind, Tensor] = {
             "weights": vectors.weights,
             "first_moment": first,
@@ -168,12 +172,12 @@ class MemoryState(State):
         """Whether the state is the result of a speculative update."""
 
     def put(self, kind: Kind, values: Tensor) -> None:
-        self._kinds[kind].copy_(values)
+        blocks.put(kind, values, self._kinds[kind])
         if kind == "weights" and self._own_copy is not None:
             self._own_copy.copy_(self._kinds["weights"])
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        return self._kinds[kind][begin:end]
+        return stored_part(self._kinds[kind], slice(begin, end))
 
     def compute_weights(self) -> Tensor:
         return self._vectors.compute_weights
@@ -256,7 +260,7 @@ class MemoryState(State):
         assert self._previous is not None, "a speculative update copies the state"
         for part in parts:
             for vector, previous in zip(self._kinds.values(), self._previous, strict=True):
-                vector[part].copy_(previous[part])
+                stored_part(vector, part).copy_(stored_part(previous, part))
             if self._own_copy is not None:
                 self._own_copy[part].copy_(self._kinds["weights"][part])
 
@@ -269,7 +273,7 @@ class MemoryState(State):
 @dataclass(frozen=True)
 class Slices:
     """The same range of a unit's weights, moments, gradient and compute-dtype weights. The tensors are 1-D and of equal
-    length."""
+    length, but for moments in blocks."""
 
     weights: Tensor
     first_moment: Tensor
@@ -284,14 +288,14 @@ class Slices:
     previous: Sequence[Tensor] | None = None
     """Memory for weights, first and second moment before the update; None: they are not kept."""
     random: Sequence[RandomRange] = ()
-    """Ranges of random bits for rounding moments in bfloat16, relative to the first element."""
+    """Ranges of random bits for rounding moments, relative to the first element."""
 
     @property
     def are_moments_rounded(self) -> bool:
         return self.first_moment.dtype != self.weights.dtype
 
     def moments(self, part: slice) -> list[Tensor]:
-        return [self.first_moment[part], self.second_moment[part]]
+        return [stored_part(self.first_moment, part), stored_part(self.second_moment, part)]
 
     def keep_previous(self, part: slice) -> None:
         """Copy weights and moments of a part, if there is memory for them."""
@@ -299,7 +303,7 @@ class Slices:
             for previous, vector in zip(
                 self.previous, (self.weights, self.first_moment, self.second_moment), strict=True
             ):
-                previous[part].copy_(vector[part])
+                stored_part(previous, part).copy_(stored_part(vector, part))
 
 
 @dataclass(frozen=True)
@@ -343,7 +347,7 @@ class AdamW:
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._roundings: dict[tuple[int, torch.device, torch.dtype], MomentRounding] = {}
+        self._roundings: dict[tuple[int, torch.device, torch.dtype, torch.dtype], MomentRounding] = {}
 
     @torch.no_grad()
     def update(self, spec: OptimizerSpec, slices: Slices, steps: int, rate: float, scale: float) -> None:
@@ -413,18 +417,18 @@ class AdamW:
     def _update_rounded(
         self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange, worker: int
     ) -> None:
-        """Update a piece whose moments are stored in bfloat16. The weights are updated with moments that are not
-        rounded yet."""
+        """Update a piece whose moments are stored in bfloat16 or in blocks. The weights are updated with moments that
+        are not rounded yet."""
         weights, moments = slices.weights[piece.elements], slices.moments(piece.elements)
-        rounding = self._rounding(worker, slices.weights)
-        kernel(weights, gradient, rounding.widen(moments), piece)
-        rounding.round_into(moments, slices.random, piece.begin, kernel.update)
+        rounding = self._rounding(worker, weights, moments[0].dtype)
+        kernel(weights, gradient, rounding.widen(moments, len(weights)), piece)
+        rounding.round_into(moments, slices.random, piece.begin, len(weights), kernel.update)
 
-    def _rounding(self, worker: int, weights: Tensor) -> MomentRounding:
-        key = (worker, weights.device, weights.dtype)
+    def _rounding(self, worker: int, weights: Tensor, moments: torch.dtype) -> MomentRounding:
+        key = (worker, weights.device, weights.dtype, moments)
         if key not in self._roundings:
             length = PIECE if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
-            self._roundings[key] = MomentRounding(length, weights.dtype, weights.device)
+            self._roundings[key] = MomentRounding(length, weights.dtype, weights.device, moments)
         return self._roundings[key]
 
 

@@ -1,8 +1,9 @@
-"""Stochastic rounding of moments to bfloat16.
+"""Stochastic rounding of moments to bfloat16, or to 8-bit floats in blocks (`blocks`).
 
 A bfloat16 has 8 significant bits. Rounded to the nearest one, a moment that changes by less than 0.2 % in a step would
 never change: with beta2 = 0.999 the second moment could not shrink. Rounded stochastically, a value becomes one of its
-two neighbours, with the probabilities whose mean is the value.
+two neighbours, with the probabilities whose mean is the value. This matters more for an 8-bit float, with 4 significant
+bits.
 
 The random bits of an element are a function of the seed, the name of the tensor, the index of the element in the
 flattened tensor, and the number of the update. A layout decides none of them, so all layouts round alike, and so do a
@@ -15,15 +16,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from pseudoreal_api.spec.optimizer import MOMENT_BLOCK as BLOCK
 from torch import Tensor
 
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, CUT_BITS, BlockScratch, pack, unpack
 from pseudoreal_trainer.plan.parts import parts_of
+from pseudoreal_trainer.plan.sizes import blocks_of
 from pseudoreal_trainer.plan.units import Unit
 
 _WORD, _DOUBLE_WORD = 1 << 32, 1 << 64
 _FACTORS = (0x7FEB352D, 0x846CA68B)
 """Factors of lowbias32, a mixing function of 32 bits by C. Wellons."""
 _LOWER_HALF = 0xFFFF
+_RANDOM_BITS = 16
+"""Number of random bits for each moment of an element."""
+_HAVE_SIGNS = (True, False)
+"""Whether the numbers of the first and of the second moment have signs."""
 _QUIET_NAN = 0x7FC00000
 """Bits of a float32 that is not a number. Random bits added to the largest such pattern would make it a zero."""
 
@@ -84,31 +92,56 @@ def _signed(word: int) -> int:
 
 
 class MomentRounding:
-    """Moments of a piece between their storage in bfloat16 and an update in the master dtype. Owns the scratch memory
-    of one thread on one device."""
+    """Moments of a piece between their storage, in bfloat16 or in blocks, and an update in the master dtype. Owns the
+    scratch memory of one thread on one device."""
 
-    def __init__(self, length: int, master: torch.dtype, device: torch.device) -> None:
-        """`length`: largest number of elements of a piece."""
+    def __init__(self, length: int, master: torch.dtype, device: torch.device, stored: torch.dtype) -> None:
+        """`length`: largest number of elements of a piece. `stored`: dtype of the stored moments."""
         self._moments = [torch.empty(length, dtype=master, device=device) for _ in range(2)]
         self._numbers = torch.arange(length, dtype=torch.int32, device=device)
         """0 to length - 1; only read."""
         self._words, self._shifted = (torch.empty_like(self._numbers) for _ in range(2))
+        self._blocks = BlockScratch.beside(self._shifted) if stored == BLOCKS else None
+        """Scratch memory of blocks; None: moments are in bfloat16."""
 
-    def widen(self, moments: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the first and the second moment, [n] each, in the master dtype; valid until the next
+    def widen(self, moments: Sequence[Tensor], length: int) -> list[Tensor]:
+        """Return copies of the first and the second moment, [length] each, in the master dtype; valid until the next
         call."""
-        return [wide[: len(stored)].copy_(stored) for wide, stored in zip(self._moments, moments, strict=True)]
+        if self._blocks is None:
+            return [wide[:length].copy_(stored) for wide, stored in zip(self._moments, moments, strict=True)]
+        bits = self._words[: blocks_of(length) * BLOCK]
+        for wide, stored, has_sign in zip(self._moments, moments, _HAVE_SIGNS, strict=True):
+            unpack(stored, bits, self._blocks, has_sign=has_sign)
+            wide[: len(bits)].copy_(bits.view(torch.float32))
+        return [wide[:length] for wide in self._moments]
 
-    def round_into(self, moments: Sequence[Tensor], ranges: Sequence[RandomRange], begin: int, update: int) -> None:
-        """Round the tensors that `widen` has returned into the moments, [n] each. `begin`: index of the piece's first
-        element, relative to `ranges`. `update`: number of the update."""
-        length = len(moments[0])
+    def round_into(
+        self, moments: Sequence[Tensor], ranges: Sequence[RandomRange], begin: int, length: int, update: int
+    ) -> None:
+        """Round the tensors that `widen` has returned, [length] each, into the moments. `begin`: index of the piece's
+        first element, relative to `ranges`. `update`: number of the update."""
+        if self._blocks is not None:
+            self._pack_into(moments, ranges, begin, length, update)
+            return
         halves = self._random_halves(ranges, begin, length, update)
         for wide, stored, half in zip(self._moments, moments, halves, strict=True):
             # With float64 masters, which exist for exact comparisons, this allocates.
             bits = wide[:length].float().view(torch.int32)
             bits.clamp_(max=_QUIET_NAN).add_(half).bitwise_right_shift_(16)
             stored.view(torch.int16).copy_(bits)
+
+    def _pack_into(
+        self, moments: Sequence[Tensor], ranges: Sequence[RandomRange], begin: int, length: int, update: int
+    ) -> None:
+        assert self._blocks is not None, "`round_into` calls this only for blocks"
+        whole = blocks_of(length) * BLOCK
+        halves = self._random_halves(ranges, begin, whole, update)
+        # The second moment first: packing needs the memory of its random bits.
+        for index in (1, 0):
+            # Elements after the last one are zero, as `widen` has read them, and random bits leave a zero as it is.
+            bits = self._moments[index][:whole].float().view(torch.int32)
+            bits.clamp_(max=_QUIET_NAN).add_(halves[index].bitwise_left_shift_(CUT_BITS - _RANDOM_BITS))
+            pack(bits, moments[index], self._blocks, has_sign=_HAVE_SIGNS[index])
 
     def _random_halves(
         self, ranges: Sequence[RandomRange], begin: int, length: int, update: int

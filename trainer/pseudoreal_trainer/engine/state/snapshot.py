@@ -15,24 +15,28 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from pseudoreal_api.spec.optimizer import MOMENT_BLOCK as BLOCK
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, stored_length, unpacked
 from pseudoreal_trainer.engine.state.memory import State
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block, PlainMemory
-from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES
+from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES, UNPACKED_ELEMENTS
 from pseudoreal_trainer.plan.units import KINDS, Kind
 
 ALIGNMENT = 8
 """Alignment of chunks in bytes; enough for elements of every dtype."""
+_LEAST_BYTES = 64
+"""Minimum bytes of a ring, for two blocks of moments."""
 
 
 class Ring:
     """A ring buffer: one thread takes memory from it, another gives the memory back, oldest first."""
 
     def __init__(self, memory: Tensor) -> None:
-        """`memory`: bytes, [size]; room for at least two elements."""
+        """`memory`: bytes, [size]; room for at least two elements, or two blocks of moments."""
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
@@ -92,7 +96,7 @@ class SnapshotRing:
         """
         if self._ring is None or self._ring.size < size:
             self.close()
-            self._block = Block(max(size, 2 * ALIGNMENT), self._memory if crosses_bus else PlainMemory())
+            self._block = Block(max(size, _LEAST_BYTES), self._memory if crosses_bus else PlainMemory())
             self._ring = Ring(self._block.memory)
         return self._ring
 
@@ -127,7 +131,13 @@ class _Chunk:
 
     kind: Kind
     content: Tensor
-    """Elements of the chunk, a view of the buffer."""
+    """Elements of the chunk as they are stored, a view of the buffer."""
+    elements: int
+
+    def read(self) -> Tensor:
+        """Return the elements, [elements]; moments in blocks as bfloat16, in newly allocated memory."""
+        is_packed = self.content.dtype == BLOCKS
+        return unpacked(self.kind, self.content, self.elements) if is_packed else self.content
 
 
 class Snapshot:
@@ -166,15 +176,18 @@ class Snapshot:
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(source.updated.result())
             for kind in KINDS:
-                count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.dtype_of(kind).itemsize
+                dtype = source.state.shard.dtype_of(kind)
+                count = min(PORTION_BYTES, self._ring.largest) // dtype.itemsize
+                if dtype == BLOCKS:
+                    count = min(UNPACKED_ELEMENTS, count // stored_length(BLOCK, dtype) * BLOCK)
                 for begin in range(source.begin, source.end, count):
                     self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
     def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:
         dtype = state.shard.dtype_of(kind)
-        content = self._ring.take((end - begin) * dtype.itemsize).view(dtype)
+        content = self._ring.take(stored_length(end - begin, dtype) * dtype.itemsize).view(dtype)
         self._copy(state.part(kind, begin, end), content)
-        return _Chunk(kind, content)
+        return _Chunk(kind, content, end - begin)
 
     def _copy(self, part: Tensor, content: Tensor) -> None:
         if part.device.type == "cpu":
@@ -190,7 +203,7 @@ class Snapshot:
         failure: BaseException | None = None
         while (chunk := self._chunks.get()) is not None:
             if failure is None:
-                failure = _failure(lambda p=chunk: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+                failure = _failure(lambda p=chunk: self._sink.write(p.kind, p.read()))  # type: ignore[misc]
             self._ring.give_back()
         if failure is not None:
             raise failure

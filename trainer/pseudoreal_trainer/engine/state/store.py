@@ -14,6 +14,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.blocks import BLOCKS, moment_format
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
@@ -21,7 +22,7 @@ from pseudoreal_trainer.engine.state.rounding import random_ranges
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
 from pseudoreal_trainer.plan.orders import gradient_buffers
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Sizes, fills_blocks
 from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
@@ -122,7 +123,15 @@ class UnitStore:
         self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
         # No activation is stored here, so the number of sequences does not matter.
         self._sizes = Sizes(
-            model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1, rounds_moments=moments != master
+            model,
+            tuple(units),
+            compute.itemsize,
+            master.itemsize,
+            micro_batch=1,
+            moments=moment_format(moments, master),
+        )
+        assert moments != BLOCKS or all(map(fills_blocks, units)), (
+            "the job's rules refuse moments in blocks if a tensor does not fill its blocks"
         )
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.optimizer import MomentFormat
 from pseudoreal_api.spec.phase import Home
 
 from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
@@ -63,9 +64,8 @@ class Search:
 
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
-        rounds_moments = config.optimizer.moments == "BFloat16"
         has_budget = config.offload.budget is not None
-        self._least = _with_fastest_updates(profile, rounds_moments=rounds_moments) if has_budget else profile
+        self._least = _with_fastest_updates(profile, config.optimizer.moments) if has_budget else profile
         """Profile for lower bounds. With a budget, updates on devices are at least as fast as on hosts, because the
         budget may move units to hosts."""
         self._device, self._threads = device, threads
@@ -209,9 +209,9 @@ def _by_free_memory(equal: list[Found]) -> list[Found]:
     return sorted(equal, key=lambda found: (-found.free_memory, found.choice.simplicity))
 
 
-def _with_fastest_updates(profile: HardwareProfile, *, rounds_moments: bool) -> HardwareProfile:
+def _with_fastest_updates(profile: HardwareProfile, moments: MomentFormat) -> HardwareProfile:
     """Return the profile with updates on devices at least as fast as on hosts."""
-    share = ROUNDING_ON_HOST / ROUNDING_ON_GPU if rounds_moments else 1.0
+    share = ROUNDING_ON_HOST[moments] / ROUNDING_ON_GPU[moments]
     speeds = [
         known.model_copy(
             update={

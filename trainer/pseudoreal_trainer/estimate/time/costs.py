@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pseudoreal_api.spec.optimizer import MomentFormat
+
 from pseudoreal_trainer.estimate.time.hardware import (
     HardwareProfile,
     Precision,
@@ -36,11 +38,15 @@ from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 _UPDATE_BYTES = 30
 """Bytes of memory that an update on the host moves for each element. A speculative update also copies weights and
 moments."""
-ROUNDING_ON_HOST = 2.2
-"""Time of an update that rounds moments to bfloat16, relative to an update of float32 moments, measured on two cores
+ROUNDING_ON_HOST: dict[MomentFormat, float] = {"Master": 1.0, "BFloat16": 2.2, "Float8": 5.0}
+"""Time of an update with each format of moments, relative to an update of float32 moments, measured on two cores
 (`python -m benchmarks.moments`): random bits and rounding cost more than the memory traffic that they save."""
-ROUNDING_ON_GPU = (42 + 180) / 42
-"""The same on a GPU, where each of the 24 operations moves its bytes: not measured."""
+ROUNDING_ON_GPU: dict[MomentFormat, float] = {
+    "Master": 1.0,
+    "BFloat16": (42 + 180) / 42,
+    "Float8": (42 + 425) / 42,
+}
+"""The same on a GPU, where each of the 24 operations, 54 for blocks, moves its bytes: not measured."""
 
 Load = Traffic | Literal["optimizer"]
 """Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
@@ -185,14 +191,13 @@ class MeasuredCosts:
         seconds = (
             speeds.update_on_device_seconds_per_element if on_device else speeds.update_on_host_seconds_per_element
         )
-        if self._sizes.rounds_moments:
-            is_on_gpu = on_device and self._sizes.device == "accelerator"
-            seconds *= ROUNDING_ON_GPU if is_on_gpu else ROUNDING_ON_HOST
-        return self._sizes.shard(self._layout, unit) * seconds
+        is_on_gpu = on_device and self._sizes.device == "accelerator"
+        factors = ROUNDING_ON_GPU if is_on_gpu else ROUNDING_ON_HOST
+        return self._sizes.shard(self._layout, unit) * seconds * factors[self._sizes.moments]
 
     def _copy_of_state(self, unit: int) -> float:
-        seconds = self._speeds.update_on_host_seconds_per_element * self._sizes.state_bytes / _UPDATE_BYTES
-        return self._sizes.shard(self._layout, unit) * seconds
+        size = self._sizes.state_bytes(self._sizes.shard(self._layout, unit))
+        return self._speeds.update_on_host_seconds_per_element * size / _UPDATE_BYTES
 
     def _arithmetic(self, record: Pass) -> float:
         layout, passes, position = self._layout, self._passes, record.position

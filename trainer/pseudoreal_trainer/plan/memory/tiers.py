@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import (
     token_bytes,
 )
 from pseudoreal_trainer.plan.orders import gradient_buffers
-from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
+from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes, blocks_of
 
 CHUNK_ELEMENTS = 2**20
 """Number of elements of each vector that are in memory at a time, during an update of a unit on disk."""
@@ -25,6 +25,10 @@ PIECE_ELEMENTS = 1 << 18
 buffer."""
 ROUNDED_ELEMENTS_ON_DEVICE = 1 << 21
 """Number of elements whose moments are widened and rounded at a time on a device."""
+UNPACKED_ELEMENTS = 1 << 18
+"""Number of elements of moments in blocks that are unpacked at a time for a checkpoint."""
+_UNPACKED_BYTES = UNPACKED_ELEMENTS * (2 + 2 * 4 + 1) + 4 * blocks_of(UNPACKED_ELEMENTS)
+"""Their bytes: in bfloat16, and scratch memory as for packing."""
 PORTION_BYTES = 4 << 20
 """Maximum bytes that a checkpoint copies out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
@@ -94,7 +98,7 @@ def _min_gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
-    masters_and_moments = sizes.state_bytes * shard
+    masters_and_moments = sizes.state_bytes(shard)
     # With equal types, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
@@ -112,7 +116,7 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
         case "Device":
             masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
             grown = f * (shard if layout.has_gradient_shard(unit) else whole)
-            return Tiers(device=c * whole + masters + MOMENTS * sizes.moment_bytes * shard + grown)
+            return Tiers(device=c * whole + masters + MOMENTS * sizes.moment_bytes(shard) + grown)
 
 
 def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
@@ -198,7 +202,9 @@ def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     crosses = sizes.device == "accelerator" and has_state_on_device(layout, rank)
-    return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
+    unpacks = sizes.moments == "Float8" and sizes.checkpoint_buffer > 0
+    unpacked = _UNPACKED_BYTES if unpacks else 0
+    return Tiers(host=sizes.checkpoint_buffer + unpacked, pinned=sizes.checkpoint_buffer if crosses else 0)
 
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
@@ -224,9 +230,10 @@ def _rounding_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def _rounding_buffers(sizes: Sizes, elements: int) -> list[int]:
-    """Return the bytes of each scratch buffer: both moments, and numbers, random words and shifted words, 4 bytes
-    each."""
-    return [elements * size for size in (*[sizes.master_bytes] * MOMENTS, 4, 4, 4)]
+    """Return the bytes of each scratch buffer: both moments, and numbers, random words and shifted words, 4 bytes each.
+    With blocks, also their numbers, and a base of 4 bytes for each block."""
+    blocks = [elements, 4 * blocks_of(elements)] if sizes.moments == "Float8" else []
+    return [*(elements * size for size in (*[sizes.master_bytes] * MOMENTS, 4, 4, 4)), *blocks]
 
 
 def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
@@ -237,7 +244,7 @@ def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
         return 0
     elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
     # Master weights, moments, gradient, and the weights in the compute type.
-    vectors = 2 * aligned(elements * sizes.master_bytes) + MOMENTS * aligned(elements * sizes.moment_bytes)
+    vectors = 2 * aligned(elements * sizes.master_bytes) + MOMENTS * aligned(sizes.moment_bytes(elements))
     if sizes.has_own_copies:
         vectors += aligned(elements * sizes.compute_bytes)
     return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM

@@ -11,6 +11,7 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state import disk as disk_state
+from pseudoreal_trainer.engine.state.blocks import BLOCKS
 from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
@@ -24,7 +25,8 @@ from tests.support.adamw import adamw_of_groups
 
 pytestmark = pytest.mark.processor
 
-CHUNK = 2048
+CHUNK = 1 << 16
+"""Number of elements of a chunk: whole pages of blocks of moments, too."""
 RATE, SCALE = 1e-2, 0.25
 LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
 DECAYED = (2 * CHUNK + 64, 0, 7)
@@ -42,13 +44,13 @@ MASTERS = ["float64", "float32", "bfloat16"]
 """Compute dtypes, with moments in the master dtype."""
 
 
-@pytest.fixture(params=[*MASTERS, "bfloat16, rounded moments"])
+@pytest.fixture(params=[*MASTERS, "bfloat16, rounded moments", "float32, blocks", "bfloat16, blocks"])
 def dtypes(request: pytest.FixtureRequest) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """Dtypes of master weights, working copies and moments."""
-    name, _, rounded = request.param.partition(", ")
+    name, _, moments = request.param.partition(", ")
     compute = getattr(torch, name)
     master = compute if compute == torch.float64 else torch.float32
-    return master, compute, torch.bfloat16 if rounded else master
+    return master, compute, {"": master, "rounded moments": torch.bfloat16, "blocks": BLOCKS}[moments]
 
 
 @pytest.fixture(params=[True, False], ids=["gradients on disk", "gradients in memory"])

@@ -42,7 +42,8 @@ UNITS = units_of(MODEL, Sharing(blocks=1))
 
 
 def _halves(ranges: Sequence[RandomRange], begin: int, length: int, update: int = UPDATE) -> tuple[Tensor, Tensor]:
-    first, second = MomentRounding(length, torch.float32, CPU)._random_halves(ranges, begin, length, update)
+    rounding = MomentRounding(length, torch.float32, CPU, torch.bfloat16)
+    first, second = rounding._random_halves(ranges, begin, length, update)
     return first.clone(), second.clone()
 
 
@@ -135,13 +136,13 @@ VALUES = [0.0, 1.0, -1.0, 1.001, -0.3, 1e-30, 3.1e-39, -1e-45, 1 + 2**-8, 1 + 2*
 
 def _round(value: float | Tensor, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the bfloat16 of a value for each of the 65,536 random halves."""
-    rounding, every = MomentRounding(HALVES, dtype, CPU), torch.arange(HALVES, dtype=torch.int32)
+    rounding, every = MomentRounding(HALVES, dtype, CPU, torch.bfloat16), torch.arange(HALVES, dtype=torch.int32)
     monkeypatch.setattr(rounding, "_random_halves", lambda *_: (every.clone(), every.clone()))
     stored = [torch.zeros(HALVES, dtype=torch.bfloat16) for _ in range(2)]
-    rounding.widen(stored)
+    rounding.widen(stored, HALVES)
     for wide in rounding._moments:
         wide.copy_(torch.as_tensor(value))
-    rounding.round_into(stored, (), 0, UPDATE)
+    rounding.round_into(stored, (), 0, HALVES, UPDATE)
     assert stored[0].view(torch.int16).equal(stored[1].view(torch.int16))
     return stored[0]
 

@@ -109,6 +109,11 @@ EIGHT_IN_BALANCE = json.dumps(
 """Fields of a model with experts that spread evenly over ranks."""
 
 
+WIDE = json.dumps({"hiddenSize": 16})
+"""Fields of a model whose tensors fill blocks of moments."""
+EIGHT_IN_WIDE = json.dumps(json.loads(WIDE) | json.loads(EIGHT_IN_BALANCE))
+
+
 @dataclass(frozen=True)
 class Case:
     pipeline: int = 1

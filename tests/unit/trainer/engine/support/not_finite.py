@@ -73,11 +73,10 @@ def train(case: SkippingCase) -> dict[str, Tensor]:
         if step in FAULTS:
             _leave_out(model, case, FAULTS[step][0])
         optimizer.step()
-        if case.moments == "BFloat16":
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    updates = int(optimizer.state[parameter]["step"])
-                    round_moments({name: parameter}, optimizer, SEED, updates)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                updates = int(optimizer.state[parameter]["step"])
+                round_moments({name: parameter}, optimizer, SEED, updates, case.moments)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

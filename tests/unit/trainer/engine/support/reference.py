@@ -86,12 +86,11 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
         clip(model, case)
         held = hold_idle(model, optimizer) if case.idle == "Skip" else {}
         optimizer.step()
-        if case.moments == "BFloat16":
-            round_moments({n: p for n, p in model.named_parameters() if p.requires_grad}, optimizer, SEED, step + 1)
+        trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        round_moments(trained, optimizer, SEED, step + 1, case.moments)
         put_back(held, optimizer)
         routers.balance()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return losses, weights, {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
 
 

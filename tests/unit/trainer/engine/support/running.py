@@ -16,6 +16,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ExpertLoad
+from pseudoreal_trainer.engine.state.blocks import moment_dtype
 from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.parts import units_of_rank
@@ -241,14 +242,13 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     compute = getattr(torch, case.precision)
     end = END if case.documents else None
     units = units_of(case.model, case.sharing)
-    moments = torch.bfloat16 if case.moments == "BFloat16" else master
     blueprint = Blueprint(
         model=case.model,
         optimizer=case.optimizer,
         units=units,
         master=master,
         compute=compute,
-        moments=moments,
+        moments=moment_dtype(case.moments, master),
         compiled=compiled,
         offload_directory=folder / "disk",
         seed=SEED,

@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pseudoreal_api.spec.optimizer import MomentFormat
 from pseudoreal_api.spec.phase import Keep
-from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
+from pseudoreal_trainer.estimate.time.costs import ROUNDING_ON_HOST, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import Prediction, predict
 from pseudoreal_trainer.plan.effects import Resource
@@ -215,14 +216,16 @@ def test_tokens_that_hide_a_transfer() -> None:
 
 def test_updates_that_round_moments_take_longer_and_copy_fewer_bytes() -> None:
     """On a CPU every home is in host memory. A speculative update also copies weights and moments: 12 of 30 bytes, or
-    8."""
+    8 in bfloat16, or 6 and an eighth in blocks."""
     layout = make_layout(L, 1, N, homes=everywhere("Host", L), speculates=True)
     hardware = profile(update_on_host_seconds_per_element=1e-9)
 
-    def of_records(*, rounds: bool) -> list[float]:
-        costs = MeasuredCosts(hardware, layout, replace(SIZES, rounds_moments=rounds), "float32")
+    def of_records(moments: MomentFormat) -> list[float]:
+        costs = MeasuredCosts(hardware, layout, replace(SIZES, moments=moments), "float32")
         return [costs.loads(record)["optimizer"] for record in (Update(1), Speculate(1))]
 
-    plain, speculative = of_records(rounds=False)
+    plain, speculative = of_records("Master")
     assert speculative == pytest.approx(plain * 42 / 30)
-    assert of_records(rounds=True) == pytest.approx([plain * 2.2, plain * (2.2 + 8 / 30)])
+    assert of_records("BFloat16") == pytest.approx([plain * 2.2, plain * (2.2 + 8 / 30)])
+    host = ROUNDING_ON_HOST["Float8"]
+    assert of_records("Float8") == pytest.approx([plain * host, plain * (host + 6.125 / 30)], rel=1e-3)

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.support.cases import RATE, Case, each
+from tests.unit.trainer.engine.support.cases import RATE, WIDE, Case, each
 from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, want
 from tests.unit.trainer.plan.memory.support.allocations import allocated
 from tests.unit.trainer.plan.memory.support.pipeline_peak import measure
@@ -50,6 +50,8 @@ LINKED = [
     Case(tied=True, data=2, sharding="Full", homes="hD"),
     *each(homes="D", moments="BFloat16", precision=["bfloat16", "float32"], clipping=["Global", "PerUnit"]),
     Case(data=2, sharding="Full", moments="BFloat16", precision="bfloat16", homes="dhD", clipping="Global"),
+    *each(homes="D", moments="Float8", drawn=WIDE, precision=["bfloat16", "float32"], clipping=["Global", "PerUnit"]),
+    Case(data=2, sharding="Full", moments="Float8", drawn=WIDE, precision="bfloat16", homes="dhD", clipping="Global"),
 ]
 CHOOSING = json.dumps({"experts": {"type": "TopK", "count": 9, "topK": {"perToken": 8, "size": 1}}})
 """A routing decision is as large as three inputs of a layer."""
@@ -69,6 +71,8 @@ ONE_RANK = [
     Case(precision="bfloat16", micro_batches=6, homes="h", clipping="Global", speculates=True),
     Case(precision="bfloat16", micro_batches=6, moments="BFloat16", homes="h", clipping="Global", speculates=True),
     Case(precision="bfloat16", micro_batches=6, moments="BFloat16", homes="d"),
+    Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="h", clipping="Global"),
+    Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="d"),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     *each(precision="float32", order=["1F1B", "Layered"], micro_batches=2, homes="h", vocabulary=3000),

@@ -303,7 +303,7 @@ def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) 
     threads = 3
     wide = replace(large_model.SIZES, threads=threads)
     of_layout = large_model.layout(home)
-    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, rounds_moments=True)))
+    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, moments="BFloat16")))
     padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
     saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
     scratch = {"Device": 20 << 21, "Host": threads * (20 << 18), "Disk": 0}
@@ -311,3 +311,22 @@ def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) 
     if home == "Disk":
         chunks = 3 * 2 * 2 * 2**20
         assert after.host - before.host == threads * (20 << 18) - chunks
+
+
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+def test_moments_in_blocks_take_two_bytes_and_an_eighth_and_scratch_memory(home: Any) -> None:
+    """Blocks need 1.25 bytes an element of scratch memory besides that of bfloat16. On the host, a checkpoint unpacks
+    262,144 elements at a time, with 11.25 bytes each."""
+    threads = 3
+    wide = replace(large_model.SIZES, threads=threads, checkpoint_buffer=1)
+    of_layout = large_model.layout(home)
+    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, moments="Float8")))
+    padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
+    assert padded % 16 == 0
+    saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
+    on_host, unpacked = threads * (85 << 16), 45 << 16
+    lost = {"Device": 85 << 19, "Host": on_host + unpacked, "Disk": 0}
+    assert saved[home] == 8 * padded - 2 * padded * 17 // 16 - lost[home]
+    if home == "Disk":
+        chunks = 3 * 2 * (4 * 2**20 - 17 * 2**16)
+        assert after.host - before.host == on_host + unpacked - chunks

@@ -16,7 +16,7 @@ from pseudoreal_trainer.plan.records import Drop, Fetch, Stash, Unstash
 from tests.unit.trainer.engine.races.support.machine import Machine
 from tests.unit.trainer.engine.races.support.scenario import Component, Scenario, TrainedCase
 from tests.unit.trainer.engine.support import running
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, WIDE, Case
 
 _MIXTURE = json.dumps(
     {
@@ -66,6 +66,7 @@ ONE_RANK = {
     "documents": _case(homes="h", tied=True, documents=True, loss_chunk=5, z_loss="1e-3"),
     "speculative updates": _case(homes="h", clipping="Global", norm="100", speculates=True, layers=4),
     "rounded moments": _case(homes="dhD", clipping="Global", moments="BFloat16"),
+    "moments in blocks": _case(homes="dhD", clipping="Global", moments="Float8", drawn=WIDE),
     "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
 }
 SEVERAL_RANKS = {

@@ -15,5 +15,5 @@ def sizes_of(case: Case) -> Sizes:
         master_bytes=master_bytes(case.precision),
         micro_batch=case.sequences,
         masks_documents=case.documents,
-        rounds_moments=case.moments == "BFloat16",
+        moments=case.moments,
     )
