@@ -368,7 +368,12 @@ def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
     shard = sizes.shard(layout, unit)
     gradient = sizes.master_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
+    of_muon, of_adamw, two_vectors = 0, shard, sizes.master_bytes + sizes.moment_bytes
+    if sizes.uses_muon:
+        described = sizes.units[unit]
+        of_muon = described.hidden_in_pages
+        of_adamw = shard - sizes.without_second_moment(unit) if described.hidden < described.numel else 0
     return [
-        Transfer("disk_read", shard * (sizes.state_bytes + gradient)),
-        Transfer("disk_write", shard * (sizes.state_bytes + copy)),
+        Transfer("disk_read", of_adamw * (sizes.state_bytes + gradient) + of_muon * (two_vectors + gradient)),
+        Transfer("disk_write", of_adamw * (sizes.state_bytes + copy) + of_muon * (two_vectors + copy)),
     ]

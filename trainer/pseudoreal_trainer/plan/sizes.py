@@ -7,7 +7,7 @@ from pseudoreal_api.spec.model import Model
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.units import PAGE_ELEMENTS, Unit
 
 Device = Literal["cpu", "accelerator"]
 """Type of the device that trains, as in torch."""
@@ -55,6 +55,16 @@ class Sizes:
     """True if tokens attend only within their document."""
     rounds_moments: bool = False
     """True if moments are kept in bfloat16."""
+    uses_muon: bool = False
+    """True if Muon updates the matrices of attention, feed-forward parts and experts."""
+
+    def without_second_moment(self, unit: int) -> int:
+        """Return the number of elements, at the start of the unit's flat vector, for which no second moment is kept."""
+        return without_second_moment(self.units[unit].hidden) if self.uses_muon else 0
+
+    def saved_state_bytes(self, unit: int) -> int:
+        """Return the bytes of the second moments that are not kept."""
+        return self.without_second_moment(unit) * self.moment_bytes
 
     @property
     def moment_bytes(self) -> int:
@@ -63,7 +73,7 @@ class Sizes:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a parameter's master weight and two moments."""
+        """Bytes of a parameter's master weight and two moments; see `saved_state_bytes`."""
         return self.master_bytes + MOMENTS * self.moment_bytes
 
     @property
@@ -183,6 +193,12 @@ class Sizes:
     def whole(self, layout: Layout, unit: int) -> int:
         """Return the number of elements of all shards, with the padding at the end."""
         return self.shard(layout, unit) * layout.shards(unit)
+
+
+def without_second_moment(hidden: int) -> int:
+    """Return the number of elements for which a unit keeps no second moment if Muon updates its first `hidden`
+    elements: whole pages, so that what is kept can be read from a disk and written together with the weights."""
+    return hidden // PAGE_ELEMENTS * PAGE_ELEMENTS
 
 
 def compute_bytes(compute: str) -> int:

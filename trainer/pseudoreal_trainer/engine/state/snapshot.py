@@ -167,7 +167,8 @@ class Snapshot:
             self._streams.wait_event(source.updated.result())
             for kind in KINDS:
                 count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.dtype_of(kind).itemsize
-                for begin in range(source.begin, source.end, count):
+                first = max(source.begin, source.state.shard.first_of(kind))
+                for begin in range(first, source.end, count):
                     self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
     def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:

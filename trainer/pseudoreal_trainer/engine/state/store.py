@@ -16,6 +16,7 @@ from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.engine.state.rounding import random_ranges
 from pseudoreal_trainer.plan.layout import POOLS, Pool
@@ -122,13 +123,19 @@ class UnitStore:
         self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
         # No activation is stored here, so the number of sequences does not matter.
         self._sizes = Sizes(
-            model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1, rounds_moments=moments != master
+            model,
+            tuple(units),
+            compute.itemsize,
+            master.itemsize,
+            micro_batch=1,
+            rounds_moments=moments != master,
+            uses_muon=optimizer.algorithm == "Muon",
         )
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
         self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW()
+        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW(Muon(compute))
         self.resident = {
             unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
         }
@@ -140,6 +147,9 @@ class UnitStore:
             **self._disk_states(folder, trace, enter_thread),
         }
         """Unit -> this rank's part of its state."""
+        for unit, state in self.states.items():
+            device = groups.device if layout.home(unit) == "Device" else torch.device("cpu")
+            self._adamw.muon.reserve(state.shard.ranges, master, device)
         self.updates = NewestUpdates(self.states)
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Pool -> slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute
@@ -188,6 +198,9 @@ class UnitStore:
     def _shard(self, unit: int) -> Shard:
         described, layout = self.units[unit], self._layout
         shards = layout.shards(unit)
+        assert shards == 1 or self._optimizer.algorithm != "Muon" or not described.hidden, (
+            "check_resolvable refuses layouts that cut matrices of Muon"
+        )
         elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
         random = random_ranges(described, elements, self._seed) if self._moments != self._master else ()

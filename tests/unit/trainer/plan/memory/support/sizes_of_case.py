@@ -16,4 +16,5 @@ def sizes_of(case: Case) -> Sizes:
         micro_batch=case.sequences,
         masks_documents=case.documents,
         rounds_moments=case.moments == "BFloat16",
+        uses_muon=case.algorithm == "Muon",
     )
