@@ -21,7 +21,8 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     u, singular, v = torch.linalg.svd(matrix / matrix.norm().clamp(min=1e-7), full_matrices=False)
     for _ in range(5):
         singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
-    return u @ singular.diag_embed() @ v
+    found: Tensor = u @ singular.diag_embed() @ v
+    return found
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

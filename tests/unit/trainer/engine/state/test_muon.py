@@ -34,13 +34,10 @@ def _drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 def _state(weights: Tensor, ranges: tuple[UpdateRange, ...], compute: torch.dtype) -> MemoryState:
     shard = Shard(0, len(weights), ranges, weights.dtype, compute, weights.dtype)
-    copy = weights if compute == weights.dtype else weights.to(compute)
-    vectors = Vectors(torch.zeros_like(weights), copy, torch.zeros_like(weights), keeps_previous=True)
-    if compute == weights.dtype:
-        vectors = Vectors(weights.clone(), weights, torch.zeros_like(weights), keeps_previous=True)
-    state = MemoryState(shard, vectors, AdamW(), BounceBuffers([]))
-    state.put("weights", weights)
-    return state
+    masters = weights.clone()
+    copy = masters if compute == weights.dtype else weights.to(compute)
+    vectors = Vectors(masters, copy, torch.zeros_like(weights), keeps_previous=True)
+    return MemoryState(shard, vectors, AdamW(), BounceBuffers([]))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -82,12 +79,14 @@ def test_a_matrix_without_gradient_only_decays() -> None:
 
 def test_momentum_in_parts_has_the_bits_of_the_whole() -> None:
     """A disk cuts at multiples of a page, wherever a matrix starts: parts have any length."""
-    whole, parts = ((torch.zeros(1001), _drawn(4, 1001, dtype=torch.float32)) for _ in range(2))
-    gradient, muon = _drawn(5, 1001, dtype=torch.float32), Muon()
-    muon.accumulate(*whole, gradient, 0.3)
+    muon, gradient = Muon(), _drawn(5, 1001, dtype=torch.float32)
+    momentum, of_parts = (_drawn(4, 1001, dtype=torch.float32) for _ in range(2))
+    direction, from_parts = (torch.empty(1001) for _ in range(2))
+    muon.accumulate(direction, momentum, gradient, 0.3)
     for part in (slice(0, 5), slice(5, 640), slice(640, 1001)):
-        muon.accumulate(*(vector[part] for vector in (*parts, gradient)), 0.3)
-    assert all(mine.equal(theirs) for mine, theirs in zip(parts, whole, strict=True))
+        muon.accumulate(from_parts[part], of_parts[part], gradient[part], 0.3)
+    assert of_parts.equal(momentum)
+    assert from_parts.equal(direction)
 
 
 def test_scratch_memory_is_as_planned_and_kept() -> None:
