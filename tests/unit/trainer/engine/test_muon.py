@@ -16,7 +16,7 @@ from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
 
 WIDE = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
-"""A block's matrices take 8,640 elements, four pages and 448 elements: second moments start inside of a matrix."""
+"""A block's matrices take 6,912 elements, three pages and 768 elements: second moments start inside of a matrix."""
 MANY = json.dumps(
     {
         "experts": {"type": "TopK", "count": 24, "topK": {"perToken": 1, "size": 5}},
