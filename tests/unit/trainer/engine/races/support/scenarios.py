@@ -47,6 +47,7 @@ def _case(**fields: object) -> Case:
 ONE_RANK = {
     "device": _case(),
     "host": _case(homes="h", clipping="Global"),
+    "Muon": _case(homes="dhD", clipping="Global", algorithm="Muon"),
     "one slot": _case(homes="h", window=1, micro_batches=4),
     "kept graphs": _case(homes="h", clipping="PerUnit", recompute=False, order="GPipe"),
     "disk": _case(homes="D", clipping="Global"),
