@@ -186,7 +186,7 @@ def test_speculative_update_of_matrices_ends_with_the_same_bits(compute: torch.d
     for step in range(3):
         gradient = _drawn(20 + step, LENGTH, dtype=master)
         # An idle expert has a matrix and, behind all matrices, biases.
-        idle = (range(MATRICES[1].begin, MATRICES[1].end), range(HIDDEN, HIDDEN + 100)) if step == 1 else ()
+        idle = (range(MATRICES[1].begin, MATRICES[1].end), range(HIDDEN, HIDDEN + 96)) if step == 1 else ()
         for state in (waiting, speculative):
             state.keep_gradient(gradient)
         speculative.speculate(Optimizer(), RATE)
