@@ -87,7 +87,7 @@ def configurations(ranks: int) -> list[Configuration]:
             Configuration("one rank, device", one),
             Configuration("one rank, host", replace(one, homes=("Host",) * 8)),
             Configuration("one rank, disk", replace(one, homes=("Disk",) * 8)),
-            Configuration("one rank, activations kept", replace(one, recompute=False)),
+            Configuration("one rank, activations kept", replace(one, keep="All")),
             Configuration("one rank, hidden 256", one, hidden=256),
             Configuration("one rank, 12 layers, n = 2", replace(one, layer_blocks=tuple(range(12)), micro_batches=2)),
             Configuration("one rank, global clipping", replace(one, homes=("Host",) * 8, clipping="Global")),
@@ -102,7 +102,7 @@ def configurations(ranks: int) -> list[Configuration]:
         Configuration("2 data ranks, no sharding", replace(data, sharding="None")),
         Configuration("2 pipeline ranks, layered", pipeline),
         Configuration("2 pipeline ranks, gpipe", replace(pipeline, order="GPipe")),
-        Configuration("2 pipeline ranks, 1f1b, kept", replace(pipeline, order="1F1B", recompute=False)),
+        Configuration("2 pipeline ranks, 1f1b, kept", replace(pipeline, order="1F1B", keep="All")),
         Configuration(
             "2 pipeline ranks, layered, host, n = 8", replace(pipeline, homes=("Host",) * 8, micro_batches=8)
         ),

@@ -56,7 +56,7 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
         sharding="Full",
         homes=(home,) * (layers + 2),
         window=window,
-        recompute=work.recompute,
+        keep="Inputs" if work.recompute else "All",
         clipping="None",
     )
 

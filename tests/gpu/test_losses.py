@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pseudoreal_api.spec.phase import Keep
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.gpu.conftest import Figure
@@ -21,23 +22,24 @@ pytestmark = pytest.mark.gpu
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-2}
 """Relative tolerances. A GPU sums in another order, and AdamW divides small gradients by their own small size."""
 
+KEEPS: tuple[Keep, ...] = ("Inputs", "Products", "All")
+COMPILED_KEEPS: tuple[Keep, ...] = ("Inputs", "All")
+
 SHAPES = [
-    *(Case(homes=homes, recompute=recompute) for homes in ("d", "h", "D", "dhD") for recompute in (True, False)),
+    *(Case(homes=homes, keep=keep) for homes in ("d", "h", "D", "dhD") for keep in KEEPS),
     *(Case(homes=homes, window=window, micro_batches=8) for homes in ("h", "D") for window in (1, 3)),
     *(Case(homes=homes, stash=True, order="1F1B", micro_batches=8) for homes in ("d", "hD")),
     *(Case(homes=homes, clipping=clipping) for homes in ("d", "hD") for clipping in ("Global", "PerUnit")),
     Case(homes="hD", blocks=2),
     Case(homes="h", activation="SwiGLU"),
-    *(Case(homes="hD", experts=6, prototypes=p, recompute=recompute) for p in (1, 3) for recompute in (True, False)),
-    *(
-        Case(homes="hD", documents=True, options=name, recompute=recompute)
-        for name, recompute in (("", True), ("Qwen2", False))
-    ),
+    *(Case(homes="hD", experts=6, prototypes=p, keep=keep) for p in (1, 3) for keep in KEEPS),
+    Case(homes="hD", documents=True),
+    Case(homes="hD", documents=True, options="Qwen2", keep="Products"),
 ]
 CASES = [replace(case, precision=precision) for precision in TOLERANCES for case in SHAPES]
-COMPILED = [Case(homes=homes, recompute=recompute) for homes in ("d", "h") for recompute in (True, False)]
+COMPILED = [Case(homes=homes, keep=keep) for homes in ("d", "h") for keep in COMPILED_KEEPS]
 COMPILED += [Case(homes="h", documents=True)]
-COMPILED += [Case(homes="h", experts=6, prototypes=2, recompute=recompute) for recompute in (True, False)]
+COMPILED += [Case(homes="h", experts=6, prototypes=2, keep=keep) for keep in COMPILED_KEEPS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

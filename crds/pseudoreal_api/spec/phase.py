@@ -15,7 +15,7 @@ Pattern = Literal["Cycle", "Segment"]
 GrowthPattern = Literal["Stack", "Interleave"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
-Keep = Literal["Inputs", "All"]
+Keep = Literal["Inputs", "Products", "All"]
 Home = Literal["Device", "Host", "Disk"]
 Chooser = Literal["Given", "Auto"]
 SharedPart = Literal["Blocks", "Experts"]
@@ -197,7 +197,8 @@ class Activations(ApiModel):
     keep: Keep = Field(
         "Inputs",
         description="keep says which activations wait for the backward pass. Inputs: the input of each block; the"
-        " rest is computed again. All: all of them.",
+        " rest is computed again. Products: all but the outputs of norms before a product, and of activation"
+        " functions; these are computed again. All: all of them.",
     )
     home: Literal["Device", "Host"] = Field(
         "Device", description="home is where inputs of blocks wait for the backward pass; Host needs keep Inputs."

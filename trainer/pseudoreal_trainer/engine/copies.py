@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.model.modules import UnitModule
+from pseudoreal_trainer.model.recomputation import Recomputed, pack, recomputing
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 
@@ -237,10 +238,13 @@ class Copies:
         weights."""
         self._bound.clear()
 
-    def saving(self) -> AbstractContextManager[Any]:
-        """Return a context in which autograd saves no weights of streamed units. The backward pass reads them from the
-        slot that the unit occupies then."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context of a forward pass whose graph is kept. Autograd saves no weights of streamed units: the backward pass
+        reads them from the slot that the unit occupies then. With `keep: Products`, autograd saves no tensors that are
+        marked as recomputed."""
+        with recomputing(enabled=self._layout.keep == "Products"), saved_tensors_hooks(self._pack, self._unpack):
+            yield
 
     def _is_ready(self, unit: int) -> bool:
         return (
@@ -359,10 +363,12 @@ class Copies:
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()
         if storage not in self._slot_addresses:
-            return tensor
+            return pack(tensor) or tensor
         return _Saved(self._owners[storage], int(tensor.storage_offset()), tensor.size(), tensor.stride())
 
     def _unpack(self, saved: Any) -> Tensor:
+        if isinstance(saved, Recomputed):
+            return saved.unpack()
         if not isinstance(saved, _Saved):
             assert isinstance(saved, Tensor), "tensors outside the window's slots are saved unchanged"
             return saved

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pseudoreal_trainer.model.attention import Attention, Documents
 from pseudoreal_trainer.model.experts import Experts, Router, RouterStatistics, Routes, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.layers import FeedForward, rms_norm
+from pseudoreal_trainer.model.recomputation import mark_recomputed
 from pseudoreal_trainer.model.top_k import TopKExperts
 
 
@@ -63,7 +64,8 @@ class Block(nn.Module):
         """
         hidden = self._attend(hidden, rotation, mask, documents)
         return hidden + _normalize(
-            self.ffn_output_norm, self._feed_forward(_normalize(self.ffn_norm, hidden), statistics, documents, saved)
+            self.ffn_output_norm,
+            self._feed_forward(_pre_normalize(self.ffn_norm, hidden), statistics, documents, saved),
         )
 
     def route(
@@ -80,7 +82,7 @@ class Block(nn.Module):
         again."""
         assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with expert ranks or groups"
         hidden = self._attend(hidden, rotation, mask, documents)
-        features = _normalize(self.ffn_norm, hidden)
+        features = _pre_normalize(self.ffn_norm, hidden)
         routes = self.experts.routes(self.router(features), statistics, documents, decision)
         shared = None if self.shared is None else self.shared(features)
         return RoutedTokens(hidden, features.flatten(0, 1), routes, shared)
@@ -91,7 +93,7 @@ class Block(nn.Module):
         # The attention output is not bound to a variable, so that its memory is freed right after the addition.
         return hidden + _normalize(
             self.attention_output_norm,
-            self.attention(_normalize(self.attention_norm, hidden), rotation, mask, documents),
+            self.attention(_pre_normalize(self.attention_norm, hidden), rotation, mask, documents),
         )
 
     def use_experts_of(self, other: "Block") -> None:
@@ -140,6 +142,11 @@ def _pre_norm(spec: Model) -> nn.Module | None:
 
 def _post_norm(spec: Model) -> nn.Module | None:
     return rms_norm(spec, spec.hidden_size) if spec.norm.placement != "Pre" else None
+
+
+def _pre_normalize(norm: nn.Module | None, hidden: Tensor) -> Tensor:
+    """Return the input of attention, of the MLP or of the experts, [B, T, H]."""
+    return hidden if norm is None else mark_recomputed(norm(hidden), norm, hidden)
 
 
 def _normalize(norm: nn.Module | None, features: Tensor) -> Tensor:

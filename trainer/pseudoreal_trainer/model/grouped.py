@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pseudoreal_trainer.accelerator.adapters import adapter_of
+from pseudoreal_trainer.model.layers import activate
 
 _ALIGNMENT = 16
 """Alignment in bytes: every row of an operand starts at a multiple (torch.nn.functional.grouped_mm)."""
@@ -49,8 +50,8 @@ class StackedFeedForward(nn.Module):
         zeros."""
         ends = counts.cumsum(0, dtype=torch.int32)
         up = self.up(rows, ends, sizes)
-        intermediate = F.gelu(up) if self.gate is None else F.silu(self.gate(rows, ends, sizes)) * up
-        out: Tensor = self.down(intermediate, ends, sizes)
+        gate = None if self.gate is None else self.gate(rows, ends, sizes)
+        out: Tensor = self.down(activate(gate, up), ends, sizes)
         return out
 
     def use_weights_of(self, other: "StackedFeedForward") -> None:

@@ -5,6 +5,8 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pseudoreal_trainer.model.recomputation import mark_recomputed
+
 
 def rms_norm(spec: Model, size: int) -> nn.RMSNorm:
     """Return a root-mean-square norm over `size` features (Zhang and Sennrich 2019, arXiv 1910.07467)."""
@@ -23,6 +25,19 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the MLP's output: [..., H] -> [..., H]."""
-        intermediate = F.gelu(self.up(hidden)) if self.gate is None else F.silu(self.gate(hidden)) * self.up(hidden)
-        out: Tensor = self.down(intermediate)
+        gate = None if self.gate is None else self.gate(hidden)
+        out: Tensor = self.down(activate(gate, self.up(hidden)))
         return out
+
+
+def activate(gate: Tensor | None, up: Tensor) -> Tensor:
+    """Return the input of an MLP's last product, gelu(up) or silu(gate) * up: [..., F] -> [..., F]. Selective
+    recomputation keeps `gate` and `up` alone."""
+    if gate is None:
+        return mark_recomputed(F.gelu(up), F.gelu, up)
+    activated = mark_recomputed(F.silu(gate), F.silu, gate)
+    return mark_recomputed(activated * up, _gated, gate, up)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up

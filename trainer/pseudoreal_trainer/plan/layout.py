@@ -8,7 +8,7 @@ from typing import Literal
 
 from pseudoreal_api.resolved.layers import MODULAR, sets_of
 from pseudoreal_api.spec.optimizer import ClippingMode
-from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
+from pseudoreal_api.spec.phase import Home, Keep, Schedule, StateSharding
 
 from pseudoreal_trainer.plan.mesh import Groups, Mesh
 
@@ -53,7 +53,8 @@ class Layout:
     """Home of each unit; empty: all units are on the device."""
     window: int = 2
     """Size of the window: maximum number of working copies of streamed units at a time, per pool."""
-    recompute: bool = True
+    keep: Keep = "Inputs"
+    """Activations that are kept for the backward pass."""
     stash: bool = False
     """Whether boundary activations are offloaded to the host."""
     clipping: ClippingMode = "Global"
@@ -77,6 +78,11 @@ class Layout:
 
     def with_homes(self, homes: tuple[Home, ...]) -> "Layout":
         return replace(self, homes=homes).as_in(self)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether backward passes recompute the forward passes of whole blocks."""
+        return self.keep == "Inputs"
 
     @property
     def layers(self) -> int:

@@ -274,8 +274,15 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
-        ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
+        ".activations.home %s needs activations.keep Inputs, but it is %s: only the inputs of blocks can move",
         "p.activations.home",
+        "p.activations.keep",
+    ),
+    on_each_phase(
+        "p.compile.mode == 'None' || p.activations.keep != 'Products'",
+        ".compile.mode %s needs activations.keep Inputs or All, but it is Products: torch.compile chooses what a"
+        " compiled block computes again; set keep All",
+        "p.compile.mode",
     ),
     on_each_phase(
         "!has(p.elastic) || p.elastic.minWorkers < p.workers",

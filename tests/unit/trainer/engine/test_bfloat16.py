@@ -19,9 +19,10 @@ pytestmark = pytest.mark.processor
 CASES = [
     *(Case(precision="bfloat16", homes=homes) for homes in ("d", "h", "D")),
     Case(precision="bfloat16", homes="hD", window=1, stash=True),
-    Case(precision="bfloat16", homes="D", recompute=False, order="1F1B"),
+    Case(precision="bfloat16", homes="D", keep="All", order="1F1B"),
+    Case(precision="bfloat16", homes="D", keep="Products", order="1F1B", activation="SwiGLU"),
     Case(precision="bfloat16", homes="hD", experts=6, prototypes=2),
-    Case(precision="bfloat16", homes="D", experts=4, recompute=False),
+    Case(precision="bfloat16", homes="D", experts=4, keep="All"),
 ]
 
 

@@ -18,7 +18,7 @@ from tests.unit.trainer.engine.support.running import Result, want
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 DENSE = [
     *(Case(homes=homes, window=window, stash=homes == "D") for homes in ("d", "hD") for window in (1, 2)),
-    Case(options="Llama3", blocks=2, homes="hD", recompute=False),
+    Case(options="Llama3", blocks=2, homes="hD", keep="All"),
     Case(options="Mistral", pipeline=2, homes="D"),
     Case(vocabulary=300, soft_cap="2", loss_chunk=5, tied=True),
     *(Case(data=2, sharding=sharding, homes="hDd") for sharding in ("None", "Full")),

@@ -24,9 +24,9 @@ FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.
 TWO_RANKS = [
     *each(data=2, expert_ranks=2, experts=4, order=ORDERS, micro_batches=[1, 3]),
     *each(data=2, expert_ranks=2, experts=6, prototypes=2, sharding=SHARDINGS, homes="hDd"),
-    *each(data=2, expert_ranks=2, experts=6, prototypes=3, recompute=False, homes=["d", "hD"], window=1),
+    *each(data=2, expert_ranks=2, experts=6, prototypes=3, keep="All", homes=["d", "hD"], window=1),
     *each(data=2, expert_ranks=2, options="Mixtral", clipping=["Global", "PerUnit"], homes="Dd"),
-    *each(data=2, expert_ranks=2, options="Mixtral", recompute=False, order=ORDERS[:3]),
+    *each(data=2, expert_ranks=2, options="Mixtral", keep="All", order=ORDERS[:3]),
     Case(data=2, expert_ranks=2, experts=4, stash=True, homes="h", sharding="Full", window=1),
     Case(data=2, expert_ranks=2, drawn=FEW, micro_batches=8, clipping="Global"),
     Case(data=2, expert_ranks=2, experts=4, documents=True, prototypes=2, clipping="Global"),
@@ -39,7 +39,7 @@ FOUR_RANKS = [
     *each(pipeline=2, data=2, expert_ranks=2, experts=4, order=ORDERS, clipping="Global"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, blocks=1, homes="D", part="Experts"),
     Case(pipeline=2, data=2, expert_ranks=2, experts=6, prototypes=3, blocks=1, sharding="Full", stash=True),
-    Case(pipeline=2, data=2, expert_ranks=2, options="Mixtral", recompute=False, order="1F1B", micro_batches=4),
+    Case(pipeline=2, data=2, expert_ranks=2, options="Mixtral", keep="All", order="1F1B", micro_batches=4),
     Case(data=4, expert_ranks=4, drawn=EIGHT_IN_BALANCE, micro_batches=3, homes="hD", window=1, clipping="PerUnit"),
 ]
 
@@ -79,7 +79,7 @@ def test_expert_parallel_evaluation_equals_the_reference(case: Case, engine_resu
 
 COUNTED = [
     *each(data=2, expert_ranks=2, options="Mixtral", micro_batches=[2, 8], sharding="Full", homes="h"),
-    Case(data=4, expert_ranks=4, drawn=json.dumps({"experts": MANY}), micro_batches=3, recompute=False),
+    Case(data=4, expert_ranks=4, drawn=json.dumps({"experts": MANY}), micro_batches=3, keep="All"),
     Case(pipeline=2, data=2, expert_ranks=2, options="Mixtral", order="1F1B", micro_batches=4),
 ]
 want(COUNTED, events=True)
@@ -118,7 +118,7 @@ def test_exchanges_move_the_bytes_of_the_rows_sent_to_other_ranks(
     weights."""
     rows, model = _rows(case), case.model
     assert model.experts is not None
-    times = 2 if case.recompute else 1
+    times = 2 if case.keep == "Inputs" else 1
     for rank, result in enumerate(engine_results[case]):
         own, expected = rank % case.data, 0
         for layer, sent in rows.items():
@@ -141,7 +141,7 @@ def test_a_step_has_the_planned_exchanges(case: Case, engine_results: dict[Case,
         layers = sum(case.layout.rank_of(p) == rank // case.data for p in range(1, case.layout.head))
         for step in range(STEPS):
             names = [e["name"] for e in result.events if e["args"]["step"] == step]
-            assert names.count("Exchange") == (5 if case.recompute else 4) * layers * case.micro_batches
+            assert names.count("Exchange") == (5 if case.keep == "Inputs" else 4) * layers * case.micro_batches
             assert names.count("Count") == layers * (1 if case.order == "Layered" else case.micro_batches)
             assert names.count("Route") == layers * case.micro_batches
 

@@ -24,7 +24,7 @@ BALANCED = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "biasUpdateRate"
 """A balancing bias has no gradient."""
 MEASURED = [
     Case(blocks=1, next_sharing=OWN),
-    Case(blocks=1, next_sharing=OWN, recompute=False, clipping="Global"),
+    Case(blocks=1, next_sharing=OWN, keep="All", clipping="Global"),
     Case(blocks=1, next_sharing=(2, "Segment"), micro_batches=1),
     Case(blocks=1, next_sharing=(2, "Cycle"), homes="hD"),
     Case(blocks=2, pattern="Segment", next_sharing=OWN),

@@ -19,10 +19,9 @@ FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.
 
 ALONE = [
     *(Case(experts=4, expert_groups=2, homes=h, micro_batches=n) for h, n in (("h", 1), ("hDd", 3), ("d", 2))),
-    *(
-        Case(experts=6, prototypes=3, expert_groups=3, homes="D", window=w, recompute=r)
-        for w, r in ((1, True), (2, False))
-    ),
+    Case(experts=6, prototypes=3, expert_groups=3, homes="D", window=1),
+    Case(experts=6, prototypes=3, expert_groups=3, homes="D", keep="All"),
+    Case(options="Mixtral", expert_groups=2, homes="hD", keep="Products"),
     Case(drawn=EIGHT_IN_BALANCE, expert_groups=4, homes="h", window=1, clipping="Global", stash=True),
     Case(options="Mixtral", expert_groups=2, homes="D", window=1, blocks=2),
     Case(experts=4, prototypes=2, expert_groups=4, homes="hD", part="Experts", blocks=1, documents=True),
@@ -31,9 +30,7 @@ ALONE = [
 TOGETHER = [
     *(Case(data=2, expert_ranks=e, drawn=FEW, expert_groups=4 // e, homes="hD", window=1) for e in (1, 2)),
     *(Case(data=2, experts=4, expert_groups=2, sharding=s, homes="dhD") for s in ("None", "Optimizer", "Full")),
-    Case(
-        data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, expert_groups=2, homes="hD", recompute=False, clipping="Global"
-    ),
+    Case(data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, expert_groups=2, homes="hD", keep="All", clipping="Global"),
     Case(data=2, expert_ranks=2, experts=4, expert_groups=2, part="Experts", blocks=1, homes="D", window=1),
     Case(pipeline=2, options="Mixtral", expert_groups=2, homes="h", window=1, clipping="Global"),
 ]
@@ -59,7 +56,7 @@ def _experts_on_host(groups: int, **fields: Any) -> Case:
 
 OFTEN = [
     _experts_on_host(16, data=2),
-    _experts_on_host(16, data=2, micro_batches=1, recompute=False),
+    _experts_on_host(16, data=2, micro_batches=1, keep="All"),
     _experts_on_host(16, data=4, sharding="Full"),
     _experts_on_host(16, data=4, replicas=2, sharding="Optimizer"),
     _experts_on_host(16, data=4),

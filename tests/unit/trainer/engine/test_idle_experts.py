@@ -21,7 +21,7 @@ SKIP: dict[str, Any] = {"idle": "Skip", "clipping": "Global", "epsilon": "1e-6"}
 """With a smaller epsilon, AdamW amplifies the rounding of the tiny gradients of rare experts."""
 
 ALONE = [Case(drawn=MANY, homes=homes, **SKIP) for homes in ("d", "h", "hD")] + [
-    Case(drawn=PROTOTYPES, micro_batches=2, homes="D", recompute=False, **SKIP),
+    Case(drawn=PROTOTYPES, micro_batches=2, homes="D", keep="All", **SKIP),
     Case(drawn=MANY, part="Experts", blocks=2, homes="h", **SKIP),
     Case(drawn=MANY, expert_groups=16, homes="hD", window=1, **SKIP),
     Case(drawn=EIGHT_IN_BALANCE, homes="h", **SKIP),

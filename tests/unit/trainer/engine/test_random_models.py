@@ -30,7 +30,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
     order = draw.choice(["Layered", "GPipe", "1F1B", "Interleaved"])
     sharding = draw.choice(["None", "Optimizer", "Gradients", "Full"])
     replicas = draw.choice([r for r in range(1, data + 1) if data % r == 0]) if sharding != "None" else 1
-    recompute, tied = draw.random() < 0.7, draw.random() < 0.5
+    keep: Any = "Inputs" if draw.random() < 0.7 else draw.choice(["Products", "All"])
+    tied = draw.random() < 0.5
     model = _drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))
     case = Case(
         pipeline=pipeline,
@@ -44,8 +45,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         replicas=replicas,
         homes="".join(draw.choices("dhD", k=3)),
         window=draw.randint(1, 3),
-        recompute=recompute,
-        stash=recompute and draw.random() < 0.3,
+        keep=keep,
+        stash=keep == "Inputs" and draw.random() < 0.3,
         clipping=draw.choice(["Global", "PerUnit", "None"]),
         vocabulary=draw.choice([256, 301]),
         tied=tied,

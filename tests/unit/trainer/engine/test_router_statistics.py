@@ -22,12 +22,12 @@ UNBIASED = [
     Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
     *each(experts=6, prototypes=2, micro_batches=[1, 4], clipping="PerUnit"),
     Case(experts=6, prototypes=3, pipeline=2, data=2, blocks=1, sharding="Full", homes="hD", clipping="Global"),
-    Case(experts=4, documents=True, data=2, recompute=False, homes="d"),
+    Case(experts=4, documents=True, data=2, keep="All", homes="d"),
 ]
 """Cases without balancing."""
 CASES = [
     *each(options=BALANCED, micro_batches=[1, 4], clipping="Global"),
-    Case(options=BALANCED, recompute=False, order="1F1B", homes="D", window=1),
+    Case(options=BALANCED, keep="All", order="1F1B", homes="D", window=1),
     *each(options=BALANCED, data=2, sharding=["None", "Full"], homes="hDd", clipping="PerUnit"),
     Case(drawn=EVERYWHERE, pipeline=2, blocks=1, homes="hD", clipping="Global"),
     Case(drawn=EVERYWHERE, pipeline=2, blocks=2, pattern="Segment", clipping="PerUnit", order="Interleaved"),
@@ -36,7 +36,7 @@ CASES = [
     *each(documents=True, options=BALANCED, micro_batches=1, homes="d", clipping="Global"),
     *each(documents=True, options=BALANCED, micro_batches=4, homes="hD", clipping="Global"),
     Case(documents=True, options=BALANCED, data=2, sharding="Full", blocks=2, homes="hDd", clipping="PerUnit"),
-    Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, recompute=False, order="1F1B", clipping="Global"),
+    Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, keep="All", order="1F1B", clipping="Global"),
     *UNBIASED,
 ]
 """Among the cases are blocks with layers on both pipeline ranks, shards that reach into the padding, and masked

@@ -36,29 +36,29 @@ BIASED = _experts(score="Sigmoid", biasUpdateRate="0.03", sharedExperts=1)
 CUTS = [(1, 16), (4, 4), (8, 2)]
 """Micro-batches and the sequences of each; every entry makes the same batch."""
 ONE_RANK = [
-    *(Case(drawn=PLAIN, micro_batches=n, sequences=b, recompute=r) for n, b in CUTS for r in (True, False)),
-    Case(drawn=BIASED, order="GPipe", micro_batches=3, recompute=False, homes="hD", window=1),
+    *(Case(drawn=PLAIN, micro_batches=n, sequences=b, keep=k) for n, b in CUTS for k in ("Inputs", "All")),
+    Case(drawn=BIASED, order="GPipe", micro_batches=3, keep="All", homes="hD", window=1),
     Case(drawn=PLAIN, order="1F1B", micro_batches=1, stash=True, homes="h"),
     Case(drawn=BIASED, documents=True, clipping="Global"),
     Case(drawn=EVERYWHERE, blocks=2, clipping="PerUnit"),
 ]
 TWO_RANKS = [
     *(
-        Case(drawn=PLAIN, data=2, expert_ranks=e, micro_batches=n, sequences=b, recompute=r, sharding="Full")
+        Case(drawn=PLAIN, data=2, expert_ranks=e, micro_batches=n, sequences=b, keep=k, sharding="Full")
         for e in (1, 2)
         for n, b in CUTS[:2]
-        for r in (True, False)
+        for k in ("Inputs", "All")
     ),
     Case(drawn=BIASED, data=2, sharding="Optimizer", clipping="Global", stash=True),
     Case(drawn=BIASED, data=2, expert_ranks=2, clipping="PerUnit", homes="hD", order="GPipe"),
-    *(Case(drawn=EVERYWHERE, pipeline=2, recompute=r, clipping="Global") for r in (True, False)),
+    *(Case(drawn=EVERYWHERE, pipeline=2, keep=k, clipping="Global") for k in ("Inputs", "All")),
     Case(drawn=EVERYWHERE, pipeline=2, order="GPipe", part="Experts", blocks=1, homes="D"),
 ]
 MORE_RANKS = [
     # Data ranks have two sequences of a micro-batch, one and one.
     Case(drawn=PLAIN, data=3, sharding="Gradients", clipping="Global"),
     *(Case(drawn=BIASED, pipeline=2, data=2, expert_ranks=e, clipping="Global", sharding="Full") for e in (1, 2)),
-    Case(drawn=EVERYWHERE, pipeline=2, data=2, expert_ranks=2, micro_batches=4, recompute=False),
+    Case(drawn=EVERYWHERE, pipeline=2, data=2, expert_ranks=2, micro_batches=4, keep="All"),
     *(Case(drawn=PLAIN, data=4, expert_ranks=e, sharding="Full", homes="hD") for e in (1, 2, 4)),
     Case(drawn=BIASED, data=4, replicas=2, expert_ranks=2, sharding="Full", clipping="PerUnit"),
     # One of the ranks has no sequence.

@@ -61,7 +61,7 @@ CROWDED = make_layout(
 SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, sharding="Full")
 """Layers 1 and 3, on rank 0, have experts, which are spread over both of its data ranks."""
 SPREAD_AND_CUT = replace(SPREAD, data=4)
-KEPT = replace(SPREAD, recompute=False)
+KEPT = replace(SPREAD, keep="All")
 GROUPED = make_layout(
     pipeline=1, layer_experts=(0, None, 1, None), expert_groups=2, homes=everywhere("Disk", 8), window=1
 )

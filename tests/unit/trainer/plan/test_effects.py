@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_api.spec.phase import Keep
 from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, effects_of, result, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
@@ -139,11 +140,11 @@ def test_a_block_of_one_pipeline_rank_needs_no_sum() -> None:
     assert of_step(make_layout(L, 2, 2, layer_blocks=(0, 0, 1, 1) * 2), sizes)["collective"] > 0
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("keep", ["All", "Products", "Inputs"])
 @pytest.mark.parametrize("home", ["Device", "Disk"])
 @pytest.mark.parametrize(("order", "expert_groups"), [("Layered", 1), ("Layered", 2), ("1F1B", 1)])
 def test_every_record_that_an_effect_waits_for_is_earlier_in_the_plan(
-    order: str, home: Any, expert_groups: int, recompute: bool
+    order: str, home: Any, expert_groups: int, keep: Keep
 ) -> None:
     layout = make_layout(
         4,
@@ -156,8 +157,8 @@ def test_every_record_that_an_effect_waits_for_is_earlier_in_the_plan(
         order=order,
         sharding="Full",
         balances_steps=order == "Layered",
-        recompute=recompute,
-        stash=recompute,
+        keep=keep,
+        stash=keep == "Inputs",
     )
     layout = replace(layout, homes=(home,) * layout.units)
     for records in step_plan(layout):

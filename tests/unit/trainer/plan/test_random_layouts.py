@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.resolve import check_interleaved
-from pseudoreal_api.spec.phase import Home
+from pseudoreal_api.spec.phase import Home, Keep
 from pseudoreal_trainer.estimate.time.costs import UnitTime
 from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.check import check_plan
@@ -40,7 +40,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     blocks = draw(st.integers(1, 4))
     layers = draw(st.integers(pipeline, 9))
     layer_blocks, layer_experts = draw(_uses(draw(st.permutations([layer % blocks for layer in range(layers)]))))
-    recompute, data = draw(st.booleans()), draw(st.integers(1, 4))
+    keep: Keep = draw(st.sampled_from(["Inputs", "Products", "All"]))
+    data = draw(st.integers(1, 4))
     layout = Layout(
         layer_blocks=layer_blocks,
         layer_experts=layer_experts,
@@ -51,8 +52,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         order=draw(st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"])),
         sharding=draw(st.sampled_from(["None", "Optimizer", "Gradients", "Full"])),
         window=draw(st.integers(1, 4)),
-        recompute=recompute,
-        stash=recompute and draw(st.booleans()),
+        keep=keep,
+        stash=keep == "Inputs" and draw(st.booleans()),
         clipping=draw(st.sampled_from(["Global", "PerUnit", "None"])),
         ends_are_one=draw(st.booleans()),
     )

@@ -27,7 +27,7 @@ CASES = [
     Case(precision="float32"),
     Case(precision="float32", micro_batches=1),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="h"),
-    Case(precision="float32", recompute=False, micro_batches=3),
+    Case(precision="float32", keep="All", micro_batches=3),
     Case(precision="bfloat16", activation="SwiGLU", homes="hd", stash=True),
 ]
 
@@ -68,21 +68,21 @@ def test_validation_takes_no_more_memory_than_a_planned_step(case: Case, count: 
 
 
 layouts = st.builds(
-    lambda layers, pipeline, data, micro_batches, order, recompute, stash: Layout(
+    lambda layers, pipeline, data, micro_batches, order, keep, stash: Layout(
         layer_blocks=tuple(range(layers * pipeline)),
         pipeline=pipeline,
         data=data,
         micro_batches=micro_batches * pipeline,
         order=order,
-        recompute=recompute,
-        stash=stash and recompute,
+        keep=keep,
+        stash=stash and keep == "Inputs",
     ),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 4),
     st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"]),
-    st.booleans(),
+    st.sampled_from(["Inputs", "Products", "All"]),
     st.booleans(),
 )
 

@@ -16,6 +16,7 @@ _FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
 pass."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
 _WHOLE: StateSharding = "None"
+_KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
 StateChoice = tuple[int, bool, StateSharding, int]
@@ -48,15 +49,14 @@ class Choice:
         """Sort key; smaller is simpler."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
         mesh = (self.pipeline, self.expert_ranks, self.replicas)
-        return (*mesh, cut, order, self.micro_batches, int(self.keep == "All"))
+        return (*mesh, cut, order, self.micro_batches, _KEEPS.index(self.keep))
 
 
 def choices(config: PhaseConfig) -> Iterator[Choice]:
     """Yield every choice allowed by the phase's ranks, layers, experts and batch: pipeline ranks divide the ranks,
     replicas divide the data ranks, expert ranks divide the ranks of a replica; and each data rank has at least one
     sequence of each micro-batch. Muon needs whole matrices, so no state is cut."""
-    needs_whole = config.optimizer.algorithm == "Muon"
-    keeps: tuple[Keep, ...] = ("Inputs",) if config.activations.home == "Host" else ("Inputs", "All")
+    needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
@@ -67,6 +67,13 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
                     for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
                             yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
+
+
+def _keeps_of(config: PhaseConfig) -> tuple[Keep, ...]:
+    """Return the values of `activations.keep` that the phase allows."""
+    if config.activations.home == "Host":
+        return ("Inputs",)
+    return tuple(keep for keep in _KEEPS if keep != "Products" or config.compile.mode == "None")
 
 
 def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:

@@ -226,7 +226,27 @@ class MeasuredCosts:
                 return forward
         # A part that was recomputed by a Recompute record is not recomputed here.
         again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
-        return 2 * flops / passes.block_backward_flops_per_second + (forward if again else 0.0)
+        backward = 2 * flops / passes.block_backward_flops_per_second
+        return backward + (forward if again else 0.0) + self._selective_recomputation(record)
+
+    def _selective_recomputation(self, record: Backward | ExpertBackward) -> float:
+        """Return the seconds in which a backward pass computes the outputs of norms and of activation functions again.
+        Each operation reads its operands and writes its result; nothing is multiplied by a matrix."""
+        layout, model = self._layout, self._sizes.model
+        if layout.keep != "Products":
+            return 0.0
+        # SiLU twice, once for its product with `up`; that product reads two tensors. GELU once.
+        of_feature = 2 + 2 + 3 if model.feed_forward.activation == "SwiGLU" else 2
+        has_experts = layout.has_experts(record.position)
+        of_experts = of_feature * self._sizes.choices * model.expert.size if has_experts else 0
+        if isinstance(record, ExpertBackward):
+            accesses = of_experts * self._imbalance / layout.expert_groups
+        else:
+            of_norms = 0 if model.norm.placement == "Post" else 2 * 2 * model.hidden_size
+            dense = model.shared_expert if has_experts else model.feed_forward
+            of_dense = of_feature * dense.size if dense is not None else 0
+            accesses = of_norms + of_dense + (0 if layout.spreads(record.position) else of_experts)
+        return accesses * self._tokens * self._sizes.compute_bytes / self._speeds.memory_bytes_per_second
 
     def _flops(self, record: Pass) -> float:
         """Return the operations of the forward pass of the record's computation, on the busiest rank."""

@@ -51,7 +51,8 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
 class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
-        self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk)
+        is_selective = layout.keep == "Products"
+        self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk, is_selective=is_selective)
         self._changes: dict[tuple[int, PassPart], Change] = {}
         """(kind of layer, part of a pass through expert-parallel experts) -> bytes that the part changes."""
         self._held = self.peak = 0

@@ -56,7 +56,7 @@ class AutogradMemory(SavedTensors):
     def backward_up_to_experts(self) -> int:
         """Peak bytes of the backward pass up to expert-parallel experts, without the experts."""
         moments = [
-            self.saved_up_to_experts + self.boundary,
+            self.saved_up_to_experts + self._recomputed_of_shared_experts + self.boundary,
             self._at_attention,
             self._at_query_norm,
             self._at_query_projection,
@@ -129,7 +129,8 @@ class AutogradMemory(SavedTensors):
         if self._is_mixture:
             first = max(self._at_output_sum, self._at_shared_experts, self._at_experts)
         else:
-            first = total(self._first_gradients(t.intermediate)) + self._gradients_of(".ffn.down.")
+            first = total(self._first_gradients(t.intermediate), self._recomputed_intermediates)
+            first += self._gradients_of(".ffn.down.")
         return self.block - total(self._post_norm) + total(table) + first
 
     # Possible peaks of a mixture's backward pass: temporary bytes, in addition to the saved tensors.
@@ -142,7 +143,12 @@ class AutogradMemory(SavedTensors):
     @property
     def _at_shared_experts(self) -> int:
         """Temporary bytes at the shared experts. They run before the other experts in the backward pass."""
-        return total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
+        first = total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
+        return first + self._recomputed_of_shared_experts
+
+    @property
+    def _recomputed_of_shared_experts(self) -> int:
+        return total(self._recomputed_intermediates_of(self._tensors.shared_intermediate))
 
     @property
     def _at_experts(self) -> int:
@@ -150,7 +156,8 @@ class AutogradMemory(SavedTensors):
         then."""
         t = self._tensors
         of_choice = self._first_gradients(t.intermediate) | {"gradient of the output [N, H]": t.hidden}
-        made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
+        made = self.sizes.choices * total(of_choice, self._recomputed_intermediates)
+        made += self._gradients_of(".experts.down.")
         if self.sizes.model.shared_expert is not None:
             made += self._gradients_of(".shared.") + t.hidden
         return made - total(self._expert_outputs, self._shared_experts)
@@ -189,7 +196,7 @@ class AutogradMemory(SavedTensors):
             "gradient of the value [B, T, key heads, K / key heads]": t.key,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
-        return total(self._pre_norm, self._attention_input, self._heads, table)
+        return total(self._pre_norm, self._kept_attention_input, self._heads, table)
 
     @property
     def _at_query_norm(self) -> int:
@@ -263,12 +270,14 @@ class AutogradMemory(SavedTensors):
         return total(table)
 
 
-def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
+def autograd_memory_by_position(
+    sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None, *, is_selective: bool = False
+) -> list[AutogradMemory]:
     """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
-    tokens of a chunk of the loss; None: the loss has one chunk."""
+    tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: as in `SavedTensors`."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
-        kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))
+        kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, is_selective, max_chunk_tokens))
         for layer in range(sizes.model.layers)
     ]
     return [layers[0], *layers, layers[-1]]

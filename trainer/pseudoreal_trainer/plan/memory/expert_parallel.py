@@ -88,7 +88,7 @@ class ExpertParallelBytes:
 
     def _forward_of(self, group: int) -> Change:
         # The group's rows in the order of the experts, and the experts' outputs, in parts and concatenated.
-        briefly = (3 * self._rows + self._mlp_intermediates) // self.groups
+        briefly = (3 * self._rows + self._mlp_intermediates + self._recomputed) // self.groups
         return self._while_groups_compute(group, came=self._rows, back=self._rows, briefly=briefly, kept=self._mixed)
 
     def _backward_of(self, group: int) -> Change:
@@ -149,6 +149,11 @@ class ExpertParallelBytes:
         return self.graphs.sizes.choices * self.graphs.expert_intermediates
 
     @cached_property
+    def _recomputed(self) -> int:
+        """Bytes of the MLP intermediates that the backward pass recomputes."""
+        return self.graphs.sizes.choices * self.graphs.recomputed_expert_intermediates
+
+    @cached_property
     def _mixed(self) -> int:
         """Bytes of the experts' autograd graph that the forward pass saves: input rows, output rows, intermediates
         and row indices; 0 if graphs are not saved."""
@@ -168,7 +173,7 @@ class ExpertParallelBytes:
         experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
         gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
         first = sizes.choices * self.graphs.expert_first_gradients
-        return (5 * self._rows + self._mlp_intermediates + first) // self.groups + gradients
+        return (5 * self._rows + self._mlp_intermediates + self._recomputed + first) // self.groups + gradients
 
     @cached_property
     def _during_dense(self) -> int:

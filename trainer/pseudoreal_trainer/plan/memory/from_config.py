@@ -55,7 +55,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
         window=config.offload.window,
-        recompute=config.activations.keep == "Inputs",
+        keep=config.activations.keep,
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
         speculates=config.optimizer.clipping.updates == "Speculative",

@@ -28,6 +28,8 @@ class SavedTensors:
     tokens: int
     layer: int = 0
     """Number of the layer that uses the block."""
+    is_selective: bool = False
+    """Whether the backward pass recomputes the tensors that the modules mark (`model.recomputation`)."""
 
     @cached_property
     def block(self) -> int:
@@ -41,11 +43,16 @@ class SavedTensors:
 
     @cached_property
     def expert_intermediates(self) -> int:
-        """Bytes of the experts' MLP intermediates for N rows, one row per token.
+        """Bytes of the experts' MLP intermediates that are saved for N rows, one row per token.
 
         Multiply by the number of experts per token. `ExpertParallelBytes` counts the input and output rows.
         """
         return total(self._mlp_intermediates)
+
+    @cached_property
+    def recomputed_expert_intermediates(self) -> int:
+        """Bytes of the experts' MLP intermediates that are recomputed, counted like `expert_intermediates`."""
+        return total(self._recomputed_intermediates)
 
     @cached_property
     def routing(self) -> int:
@@ -71,7 +78,7 @@ class SavedTensors:
 
     @property
     def _saved_until_attention(self) -> Table:
-        return self._pre_norm | self._attention_input | self._heads | self._joined_documents
+        return self._pre_norm | self._kept_attention_input | self._heads | self._joined_documents
 
     @property
     def _saved_between(self) -> Table:
@@ -80,6 +87,10 @@ class SavedTensors:
         before = {"sum of input and attention [B, T, H]": t.hidden}
         if self._has_pre_norm:
             before = {"sum of input and attention [B, T, H], of the norm's type": t.normed_hidden} | self._norm
+            # A router keeps its own copy of the norm's output; the MLP and shared experts need the norm again.
+            is_normed_again = not self._is_mixture or self.sizes.model.shared_expert is not None
+            if self.is_selective and t.norm_casts and is_normed_again:
+                before["sum of input and attention [B, T, H]"] = t.hidden
         return before | {f"{name}, of attention": size for name, size in self._post_norm.items()}
 
     @property
@@ -105,6 +116,10 @@ class SavedTensors:
     def _attention_input(self) -> Table:
         """Output of the pre-norm. Empty without a pre-norm, because attention then reads the block's input."""
         return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
+
+    @property
+    def _kept_attention_input(self) -> Table:
+        return {} if self.is_selective else self._attention_input
 
     @property
     def _norm(self) -> Table:
@@ -168,23 +183,30 @@ class SavedTensors:
     def _feed_forward(self) -> Table:
         if self._is_mixture:
             return self._mixture
-        source = {"input of the feed-forward part [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
+        is_saved = self._has_pre_norm and not self.is_selective
+        source = {"input of the feed-forward part [B, T, H]": self._tensors.hidden} if is_saved else {}
         return source | self._mlp_intermediates
 
     @property
     def _mlp_intermediates(self) -> Table:
         return self._mlp_intermediates_of(self._tensors.intermediate)
 
+    @property
+    def _recomputed_intermediates(self) -> Table:
+        return self._recomputed_intermediates_of(self._tensors.intermediate)
+
     def _mlp_intermediates_of(self, intermediate: int) -> Table:
-        """Return the MLP intermediates. `intermediate`: bytes of [B, T, F]."""
-        if self._is_gated:
-            return {
-                "gate [B, T, F]": intermediate,
-                "its activation [B, T, F]": intermediate,
-                "up [B, T, F]": intermediate,
-                "product of the last two [B, T, F]": intermediate,
-            }
-        return {"up [B, T, F]": intermediate, "its activation [B, T, F]": intermediate}
+        """Return the saved MLP intermediates. `intermediate`: bytes of [B, T, F]."""
+        products = ["gate [B, T, F]", "up [B, T, F]"] if self._is_gated else ["up [B, T, F]"]
+        return dict.fromkeys(products, intermediate) | ({} if self.is_selective else self._activations_of(intermediate))
+
+    def _recomputed_intermediates_of(self, intermediate: int) -> Table:
+        """Return the MLP intermediates that are recomputed when the MLP's backward pass starts."""
+        return self._activations_of(intermediate) if self.is_selective else {}
+
+    def _activations_of(self, intermediate: int) -> Table:
+        names = ["activation [B, T, F]", *(["activation times up [B, T, F]"] if self._is_gated else [])]
+        return dict.fromkeys(names, intermediate)
 
     @property
     def _mixture(self) -> Table:
@@ -202,7 +224,7 @@ class SavedTensors:
         return {
             # Without a pre-norm and a cast, the input is the sum of input and attention, already counted.
             "input of the router [B, T, H], accumulation": t.hidden_accumulation
-            if upcasts or self._has_pre_norm
+            if upcasts or (self._has_pre_norm and not self.is_selective)
             else 0,
             "router [experts, H], accumulation": t.of(experts.count * model.hidden_size, t.accumulation_bytes)
             if upcasts
@@ -276,7 +298,7 @@ class SavedTensors:
             f"{name}, of shared experts": size
             for name, size in self._mlp_intermediates_of(t.shared_intermediate).items()
         }
-        if t.accumulation_bytes != self.sizes.compute_bytes:
+        if t.accumulation_bytes != self.sizes.compute_bytes and not (self._has_pre_norm and self.is_selective):
             shared["input of shared experts [B, T, H]"] = t.hidden
         return shared
 

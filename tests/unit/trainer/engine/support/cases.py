@@ -9,7 +9,7 @@ from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Multiplier
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
-from pseudoreal_api.spec.phase import Home, Sharing
+from pseudoreal_api.spec.phase import Home, Keep, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 
@@ -124,7 +124,7 @@ class Case:
     homes: str = "d"
     """One letter per unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
-    recompute: bool = True
+    keep: Keep = "Inputs"
     stash: bool = False
     clipping: Any = "None"
     norm: str | None = None
@@ -226,7 +226,7 @@ class Case:
             expert_ranks=self.expert_ranks,
             expert_groups=self.expert_groups,
             window=self.window,
-            recompute=self.recompute,
+            keep=self.keep,
             stash=self.stash,
             clipping=self.clipping,
             speculates=self.speculates,

@@ -72,7 +72,7 @@ def _plain(case: Case) -> Case:
     reference. The number of data ranks stays, because partial sums depend on it."""
     plain = Case()
     unknown = (
-        *("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing"),
+        *("pipeline", "order", "sharding", "homes", "window", "keep", "stash", "loss_chunk", "next_sharing"),
         *("expert_ranks", "expert_groups"),
     )
     return replace(case, **{name: getattr(plain, name) for name in unknown})

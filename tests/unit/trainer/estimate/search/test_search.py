@@ -240,11 +240,16 @@ def test_expert_ranks_are_varied_only_where_a_job_may_request_them(phase: PhaseC
     assert {choice.expert_ranks for choice in choices(phase)} == {1}
 
 
-def test_offloaded_activations_are_never_combined_with_keep_all(phase: PhaseConfig) -> None:
+def test_offloaded_activations_are_only_combined_with_keep_inputs(phase: PhaseConfig) -> None:
     on_host = phase.activations.model_copy(update={"home": "Host"})
     found = list(choices(phase.model_copy(update={"activations": on_host})))
     assert {choice.keep for choice in found} == {"Inputs"}
-    assert 2 * len(found) == len(list(choices(phase)))
+    assert 3 * len(found) == len(list(choices(phase)))
+
+
+def test_compiled_blocks_are_never_combined_with_selective_recomputation(phase: PhaseConfig) -> None:
+    compiled = phase.model_copy(update={"compile": phase.compile.model_copy(update={"mode": "Blocks"})})
+    assert {choice.keep for choice in choices(compiled)} == {"Inputs", "All"}
 
 
 def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:

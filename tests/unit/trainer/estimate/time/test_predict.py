@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pseudoreal_api.spec.phase import Keep
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import Prediction, predict
@@ -35,11 +36,24 @@ def block_flops(sizes: Sizes = SIZES) -> int:
     return sizes.micro_batch * model.sequence_length * (2 * matrices + 2 * model.sequence_length * model.hidden_size)
 
 
-@pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
-def test_step_time_is_compute_if_nothing_else_takes_time(recompute: bool, forwards: int) -> None:
-    """A backward pass costs two forward passes, or three with recomputation."""
-    layout = make_layout(L, 1, N, recompute=recompute)
+@pytest.mark.parametrize(("keep", "forwards"), [("Inputs", 4), ("Products", 3), ("All", 3)])
+def test_step_time_is_compute_if_nothing_else_takes_time(keep: Keep, forwards: int) -> None:
+    """A backward pass costs two forward passes, or three if whole blocks are recomputed. Memory takes no time
+    in this profile."""
+    layout = make_layout(L, 1, N, keep=keep)
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
+
+
+@pytest.mark.parametrize(("activation", "accesses"), [("GELU", 2), ("SwiGLU", 7)])
+def test_selective_recomputation_takes_the_time_of_its_memory_traffic(activation: str, accesses: int) -> None:
+    """Two norms read and write H features each. GELU reads and writes one tensor; SwiGLU computes SiLU twice, and one
+    product of two tensors."""
+    sizes = make_sizes(L, feedForward={"size": 96, "activation": activation})
+    slow = profile(memory_bytes_per_second=1)
+    kept, recomputed = (seconds(make_layout(L, 1, N, keep=keep), slow, sizes) for keep in ("All", "Products"))
+    tokens = sizes.micro_batch * sizes.model.sequence_length
+    moved = (2 * 2 * sizes.model.hidden_size + accesses * 96) * tokens * sizes.compute_bytes
+    assert recomputed - kept == pytest.approx(L * N * moved)
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])

@@ -38,12 +38,12 @@ LINKED = [
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
     Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
     *each(data=2, expert_ranks=2, drawn=EVEN, homes="dhD", clipping=["Global", "PerUnit"]),
-    Case(data=2, expert_ranks=2, drawn=EVEN, recompute=False, order="1F1B", micro_batches=4, homes="D"),
+    Case(data=2, expert_ranks=2, drawn=EVEN, keep="All", order="1F1B", micro_batches=4, homes="D"),
     *each(data=4, expert_ranks=2, drawn=EVEN, sharding=["None", "Full"], homes="dhD"),
     Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, sharding="Full", homes="h", precision="bfloat16"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=EVEN, part="Experts", blocks=1, homes="D"),
     *each(drawn=EVEN, expert_groups=[2, 4], homes="hD", window=1),
-    *each(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", recompute=[True, False]),
+    *each(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", keep=["Inputs", "Products", "All"]),
     Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="hd", stash=True),
     Case(data=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="dhD", clipping="Global"),
     Case(tied=True, pipeline=2, homes="D", clipping="Global"),
@@ -81,20 +81,22 @@ ONE_RANK = [
     Case(algorithm="Muon", precision="bfloat16", homes="h", clipping="Global", speculates=True, drawn=WIDE),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     *each(precision="float32", order=["1F1B", "Layered"], micro_batches=2, homes="h", vocabulary=3000),
-    Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
+    *each(precision="float32", keep=["Products", "All"], micro_batches=6, homes="h", activation=["GELU", "SwiGLU"]),
+    Case(precision="bfloat16", keep="Products", micro_batches=6, homes="h", activation="SwiGLU"),
+    Case(precision="float32", keep="Products", micro_batches=6, homes="h", options="Qwen3MoE"),
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
     Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
     *each(precision="float32", micro_batches=6, homes="hd", options=["Qwen2", "OLMo2", "Qwen3MoE"]),
-    *each(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, recompute=[True, False]),
+    *each(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, keep=["Inputs", "All"]),
     Case(precision="float32", micro_batches=12, homes="h", experts=8, prototypes=8),
     Case(precision="float32", micro_batches=6, homes="h", drawn=OVER_STEPS),
     *each(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=[2, 4], window=1),
-    Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=2, recompute=False),
+    Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=2, keep="All"),
     Case(precision="bfloat16", micro_batches=2, homes="h", experts=4, prototypes=4, expert_groups=4, window=1),
     Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
     Case(precision="float32", micro_batches=6, homes="h", documents=True),
-    Case(precision="float32", recompute=False, micro_batches=6, documents=True),
+    Case(precision="float32", keep="All", micro_batches=6, documents=True),
     Case(precision="bfloat16", micro_batches=6, vocabulary=3000, loss_chunk=7, homes="h", tied=True),
 ]
 
@@ -137,7 +139,7 @@ def test_predicted_peak_equals_the_allocators_in_a_step(case: Case, tmp_path: Pa
 
 SPREAD = [
     *each(data=2, expert_ranks=2, drawn=EVEN, precision=["float32", "bfloat16"], micro_batches=6, homes="h"),
-    Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, recompute=False),
+    Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, keep="All"),
     Case(data=2, expert_ranks=2, experts=4, prototypes=4, precision="float32", micro_batches=6, activation="SwiGLU"),
     *each(
         data=2,
@@ -146,12 +148,12 @@ SPREAD = [
         expert_groups=2,
         precision="float32",
         micro_batches=6,
-        recompute=[True, False],
+        keep=["Inputs", "Products", "All"],
     ),
 ]
 PIPELINES = [
     *each(pipeline=2, precision="float32", order=["Layered", "1F1B", "GPipe"], micro_batches=8),
-    Case(pipeline=2, precision="float32", recompute=False, order="1F1B", micro_batches=8),
+    *each(pipeline=2, precision="float32", keep=["Products", "All"], order="1F1B", micro_batches=8),
 ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.model import recomputation
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -57,15 +58,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 Pass = Callable[[], object]
 
 
-def kept_bytes(one: BlockPass) -> int:
+def kept_bytes(one: BlockPass, *, is_selective: bool = False) -> int:
     """Return the bytes that autograd saves, without input, output, weights and rotation."""
     saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        saved[storage_of(tensor)] = tensor
+        recomputed = recomputation.pack(tensor)
+        kept = [tensor] if recomputed is None else recomputed.recipe.inputs
+        saved.update({storage_of(each): each for each in kept})
         return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with recomputation.recomputing(enabled=is_selective), saved_tensors_hooks(pack, lambda tensor: tensor):
         output = one.forward(one.source.requires_grad_())
     own = {storage_of(t) for t in (*one.known, output)}
     width = one.rotation[0].shape[-1]
@@ -91,6 +94,24 @@ def test_saved_bytes_of_a_block_equal_autograds(
 def test_saved_bytes_of_a_block_with_options_equal_autograds(options: str, shape: Shape, compute: str) -> None:
     found = graphs(shape, compute, "SwiGLU", **OPTIONS[options])
     assert kept_bytes(BlockPass(found, compute)) == found.block
+
+
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("experts", [None, *MIXTURES], ids=str)
+def test_saved_bytes_of_a_block_with_selective_recomputation_equal_autograds(
+    experts: dict[str, Any] | None, compute: str, activation: str
+) -> None:
+    found = graphs(SHAPES[3], compute, activation, experts, is_selective=True)
+    assert kept_bytes(BlockPass(found, compute), is_selective=True) == found.block
+    assert found.block < 0.9 * replace(found, is_selective=False).block
+
+
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_saved_bytes_of_selective_recomputation_with_options_equal_autograds(options: str, compute: str) -> None:
+    found = graphs(SHAPES[0], compute, "SwiGLU", is_selective=True, **OPTIONS[options])
+    assert kept_bytes(BlockPass(found, compute), is_selective=True) == found.block
 
 
 @pytest.mark.parametrize("compute", DTYPES)
@@ -119,17 +140,21 @@ def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape,
     assert counted == pytest.approx(found.block_backward, rel=0.05, abs=found.boundary)
 
 
+@pytest.mark.parametrize("is_selective", [False, True])
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(shape: Shape, compute: str, activation: str) -> None:
+def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(
+    shape: Shape, compute: str, activation: str, is_selective: bool
+) -> None:
     """Both the figures and the simulated operations, which also count the backward pass below, are compared with
     torch's own kernels."""
-    found = graphs(shape, compute, activation, device="accelerator")
+    found = graphs(shape, compute, activation, device="accelerator", is_selective=is_selective)
     with operations_of_a_gpu():
-        counted = kept_bytes(BlockPass(found, compute))
-    with fake_cuda():
-        assert kept_bytes(BlockPass(found, compute)) == counted
+        counted = kept_bytes(BlockPass(found, compute), is_selective=is_selective)
+    if not is_selective:  # marked tensors are known by their addresses, and fake tensors have none
+        with fake_cuda():
+            assert kept_bytes(BlockPass(found, compute)) == counted
     # The planned size of a tensor is rounded up to a block of the allocator.
     assert counted <= found.block < counted + 20 * 512
 

@@ -29,7 +29,7 @@ def test_layout_has_every_field_of_the_phase(job_body: dict[str, Any], config: C
         sharding="Gradients",
         homes=("Host", "Host", "Disk"),
         window=3,
-        recompute=True,
+        keep="Inputs",
         stash=True,
         clipping="PerUnit",
         ends_are_one=True,

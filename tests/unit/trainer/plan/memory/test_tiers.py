@@ -292,7 +292,7 @@ def test_offloaded_inputs_count_as_host_bytes() -> None:
 def test_kept_graphs_take_more_bytes_than_kept_inputs() -> None:
     sizes, n, layers = make_sizes(6), 3, 6
     graphs = AutogradMemory(sizes, sizes.max_tokens(1))
-    kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)
+    kept, _ = walked(make_layout(6, 1, n, keep="All"), sizes)
     assert kept > n * layers * graphs.block
     assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward
 

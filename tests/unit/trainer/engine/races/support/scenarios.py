@@ -49,7 +49,8 @@ ONE_RANK = {
     "host": _case(homes="h", clipping="Global"),
     "Muon": _case(homes="dhD", clipping="Global", algorithm="Muon"),
     "one slot": _case(homes="h", window=1, micro_batches=4),
-    "kept graphs": _case(homes="h", clipping="PerUnit", recompute=False, order="GPipe"),
+    "kept graphs": _case(homes="h", clipping="PerUnit", keep="All", order="GPipe"),
+    "kept products": _case(homes="h", clipping="PerUnit", keep="Products", order="GPipe", activation="SwiGLU"),
     "disk": _case(homes="D", clipping="Global"),
     "disk, one slot": _case(homes="D", window=1, layers=4),
     "all homes, clipped by unit": _case(homes="dhD", clipping="PerUnit", layers=4),
@@ -82,12 +83,12 @@ SEVERAL_RANKS = {
     "pipeline": _case(pipeline=2, clipping="PerUnit", documents=True),
     "pipeline, one micro-batch": _case(pipeline=2, micro_batches=1),
     "GPipe, offloaded activations": _case(pipeline=2, order="GPipe", micro_batches=4, stash=True, homes="hd"),
-    "Interleaved": _case(pipeline=2, order="Interleaved", layers=4, micro_batches=4, homes="h", recompute=False),
+    "Interleaved": _case(pipeline=2, order="Interleaved", layers=4, micro_batches=4, homes="h", keep="All"),
     "a block on two stages": _case(pipeline=2, blocks=1, homes="h", tied=True, clipping="Global"),
     "probe over stages": _case(pipeline=2, layers=4, blocks=2, pattern="Segment", next_sharing=(4, "Cycle")),
     "experts over ranks": _case(data=2, expert_ranks=2, drawn=_MIXTURE, homes="h", clipping="Global"),
     "groups over ranks": _case(
-        data=2, expert_ranks=2, drawn=_MIXTURE, homes="hD", expert_groups=2, recompute=False, order="Layered"
+        data=2, expert_ranks=2, drawn=_MIXTURE, homes="hD", expert_groups=2, keep="All", order="Layered"
     ),
     "shards of groups": _case(data=2, sharding="Full", drawn=_MIXTURE, homes="h", expert_groups=2, clipping="Global"),
     "balancing biases over ranks": _case(data=2, drawn=EIGHT_IN_BALANCE, expert_ranks=2, clipping="Global"),

@@ -30,6 +30,8 @@ def graphs(
     activation: str,
     experts: dict[str, Any] | None = None,
     device: Device = "cpu",
+    *,
+    is_selective: bool = False,
     **options: Any,
 ) -> AutogradMemory:
     """Return the planned bytes of a block whose experts are never full. `options` are further fields of the model."""
@@ -43,7 +45,8 @@ def graphs(
         "feedForward": feed_forward | options.pop("feedForward", {}),
         "experts": mixture,
     } | options
-    return AutogradMemory(make_sizes(1, compute=compute, device=device, **model), rows * length)
+    sizes = make_sizes(1, compute=compute, device=device, **model)
+    return AutogradMemory(sizes, rows * length, is_selective=is_selective)
 
 
 @contextmanager
