@@ -36,7 +36,7 @@ CLOSE = [
     *each(options=["Llama3", "in balance"], homes="hD", window=1, blocks=2, clipping="PerUnit"),
     Case(part="Experts", options="Qwen3MoE", blocks=2, pattern="Segment", homes="Dhd"),
     Case(tied=True, homes="D", exclusions=("Embedding",)),
-    Case(recompute=False, stash=False, homes="D", order="1F1B", layers=1),
+    Case(keep="All", homes="D", order="1F1B", layers=1),
     Case(drawn=EIGHT_IN_BALANCE, expert_groups=4, homes="hD", window=1),
     *each(drawn=MANY, micro_batches=1, homes=["d", "hD"], clipping="Global", idle=["Update", "Skip"], epsilon="1e-6"),
     *each(data=2, homes=["d", "hDd"], clipping=["None", "Global"], drawn=WIDE),
@@ -51,11 +51,12 @@ CLOSE = [replace(case, algorithm="Muon") for case in CLOSE]
 
 PLAIN = Case(algorithm="Muon", precision="float32", clipping="Global", norm="0.9", drawn=WIDE)
 OF_EXPERTS = replace(PLAIN, drawn=EIGHT_IN_BALANCE)
+PROTOTYPES = Case(algorithm="Muon", precision="float32", experts=6, prototypes=2)
 ALIKE = {
     PLAIN: [
         *(replace(PLAIN, homes=homes, window=window) for homes in ("h", "D") for window in (1, 2)),
         *(replace(PLAIN, order=order, homes="dhD") for order in ORDERS[1:3]),
-        replace(PLAIN, homes="D", order="1F1B", recompute=False),
+        replace(PLAIN, homes="D", order="1F1B", keep="All"),
         replace(PLAIN, homes="hD", stash=True, speculates=True),
         *(replace(PLAIN, pipeline=2, order=order, homes="hdD") for order in ORDERS),
     ],
@@ -63,8 +64,8 @@ ALIKE = {
         *(replace(OF_EXPERTS, homes=homes) for homes in ("h", "D")),
         replace(OF_EXPERTS, pipeline=2, homes="dhD"),
     ],
-    # The norm of the gradient is summed unit by unit, so with groups the clip factor may differ in its last bit.
-    replace(OF_EXPERTS, clipping="None"): [replace(OF_EXPERTS, clipping="None", expert_groups=4, homes="hD", window=1)],
+    # The norm is summed unit by unit, so with groups the clip factor may differ in its last bit: no clipping here.
+    PROTOTYPES: [replace(PROTOTYPES, expert_groups=groups, homes="hD", window=1) for groups in (2, 3)],
     replace(PLAIN, clipping="None"): [
         replace(PLAIN, clipping="None", homes="D"),
         replace(PLAIN, clipping="None", pipeline=2, order="Interleaved", homes="h"),

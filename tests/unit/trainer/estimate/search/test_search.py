@@ -213,16 +213,21 @@ def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
         yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, spread)
 
 
-@pytest.mark.parametrize("model", [{}, MIXTURE], ids=["dense", "a mixture"])
+@pytest.mark.parametrize(
+    ("model", "algorithm"),
+    [({}, "AdamW"), (MIXTURE, "AdamW"), (MIXTURE, "Muon")],
+    ids=["dense", "a mixture", "a mixture with Muon"],
+)
 def test_candidates_are_all_layouts_that_a_job_may_request(
-    job_body: dict[str, Any], config: Callable[..., PhaseConfig], model: dict[str, Any]
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig], model: dict[str, Any], algorithm: str
 ) -> None:
     """Except duplicates: one micro-batch on one pipeline rank has one order; there Interleaved equals 1F1B; nothing is
     sharded over one data rank; and replicas of one rank are the ranks of one replica."""
     eight_ranks(job_body, model)
+    job_body["spec"]["optimizer"]["algorithm"] = algorithm
     job = PseudoRealJob.model_validate(job_body)
     found = list(choices(config(PHASE)))
-    assert len(found) == len(set(found))
+    assert len(found) == len(set(found)) > 0
     assert set(found) == {
         choice
         for choice in resolvable(job)
