@@ -4,7 +4,13 @@ from collections.abc import Iterator
 from math import gcd
 
 from pseudoreal_api.resolved.elastic import check_elastic
-from pseudoreal_api.resolved.layers import Sources, blocks_of_layers, number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.layers import (
+    Sources,
+    blocks_of_layers,
+    has_cross_stage_weights,
+    number_of_blocks,
+    sets_of_experts,
+)
 from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
     adds_experts,
@@ -16,6 +22,7 @@ from pseudoreal_api.resolved.resolve import (
     layers_of,
     model_of,
     rank_counts,
+    state_sharding,
 )
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
@@ -44,6 +51,8 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
             _check_sources(spec, index)
         rank_counts(spec, phase)
         check_elastic(spec, index)
+        if spec.optimizer.algorithm == "Muon":
+            _check_whole_matrices(spec, phase)
         _check_homes(spec, phase)
         _check_mixture(spec, phase)
 
@@ -197,6 +206,27 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
             f"{where}.growth, {growth.pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
             " growth, sharing or layers"
         ) from None
+
+
+def _check_whole_matrices(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    """Raise UnresolvableJob if the state of blocks or experts is cut over ranks. A layout that the trainer chooses cuts
+    none."""
+    asked, ranks = phase.parallelism, rank_counts(spec, phase)
+    if asked.layout == "Auto":
+        return
+    where = f"spec.phases[{phase.name}].parallelism"
+    if state_sharding(spec, phase, ranks) != "None" and ranks.data_ranks > 1:
+        raise UnresolvableJob(
+            f"{where}.stateSharding {asked.state_sharding} cuts matrices over {ranks.data_ranks} data-parallel ranks,"
+            " and spec.optimizer.algorithm Muon needs whole ones; set stateSharding None, or algorithm AdamW"
+        )
+    model, sharing = model_of(spec, phase), explicit_sharing(spec, phase)
+    if model.layers % sharing.blocks == 0 and has_cross_stage_weights(model, sharing, ranks.pipeline, asked.schedule):
+        raise UnresolvableJob(
+            f"{where}.pipeline {asked.pipeline} puts layers with shared weights on several pipeline ranks, which cut"
+            " the state of these weights, and spec.optimizer.algorithm Muon needs whole matrices; set pipeline 1, or"
+            " algorithm AdamW"
+        )
 
 
 def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:

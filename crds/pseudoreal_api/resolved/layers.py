@@ -7,7 +7,11 @@ from operator import eq
 from typing import Any
 
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Growth, GrowthPattern, Sharing
+from pseudoreal_api.spec.phase import Growth, GrowthPattern, Schedule, Sharing
+
+MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
+"""Schedules that assign layers to pipeline ranks round-robin. In the other schedules each rank has neighbouring
+layers."""
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
@@ -35,6 +39,17 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
     dense = set(model.experts.dense_layers)
     firsts = {groups[layer]: blocks[layer] for layer in reversed(range(model.layers)) if layer not in dense}
     return tuple(None if layer in dense else firsts[group] for layer, group in enumerate(groups))
+
+
+def has_cross_stage_weights(model: Model, sharing: Sharing, pipeline: int, schedule: Schedule) -> bool:
+    """Return whether layers that share a block or experts are on several pipeline ranks."""
+    is_modular = schedule in MODULAR
+    stages = [layer % pipeline if is_modular else layer * pipeline // model.layers for layer in range(model.layers)]
+    for owners in (blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model) or stages):
+        users = {(owner, stage) for owner, stage in zip(owners, stages, strict=True) if owner is not None}
+        if len(users) > len({owner for owner, _ in users}):
+            return True
+    return False
 
 
 def sets_of(layer_experts: Sequence[int | None]) -> list[int]:

@@ -154,7 +154,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
         "parallelism": ResolvedParallelism(
             pipeline=ranks.pipeline,
             schedule=asked.schedule,
-            state_sharding=state_sharding(phase, ranks),
+            state_sharding=state_sharding(spec, phase, ranks),
             replicas=asked.replicas,
             expert_ranks=asked.expert_ranks,
             layout=asked.layout,
@@ -355,16 +355,18 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     return RankCounts(phase.workers, processes, pipeline)
 
 
-def state_sharding(phase: Phase, ranks: RankCounts) -> StateSharding:
+def state_sharding(spec: PseudoRealJobSpec, phase: Phase, ranks: RankCounts) -> StateSharding:
     """Return the phase's stateSharding, filled if the job omits it.
 
-    An elastic phase with too few workers for two data ranks has nothing to split. With layout Auto the trainer chooses;
-    until then nothing counts as split, which is the largest state that a rank may have.
+    An elastic phase with too few workers for two data ranks has nothing to split. Muon needs whole matrices. With
+    layout Auto the trainer chooses; until then nothing counts as split, which is the largest state that a rank may
+    have.
     """
     asked = phase.parallelism
     if asked.state_sharding is not None:
         return asked.state_sharding
-    return "Full" if ranks.data_ranks > 1 and asked.layout == "Given" else "None"
+    splits = ranks.data_ranks > 1 and asked.layout == "Given" and spec.optimizer.algorithm != "Muon"
+    return "Full" if splits else "None"
 
 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:

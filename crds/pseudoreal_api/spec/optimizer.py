@@ -54,8 +54,16 @@ class Multiplier(ApiModel):
 
 
 class Optimizer(ApiModel):
-    """AdamW with one learning-rate schedule through all phases, gradient clipping, and terms of the minimized loss."""
+    """The update of weights with one learning-rate schedule through all phases, gradient clipping, and terms of the
+    minimized loss."""
 
+    algorithm: Annotated[Literal["AdamW", "Muon"], Since(4)] = Field(
+        "AdamW",
+        description="algorithm of the update. Muon: for the matrices of attention, of feed-forward parts and of each"
+        " expert, the momentum with all singular values near 1, at the scale of AdamW's updates (arXiv 2502.16982);"
+        " AdamW for all other tensors. Muon needs whole matrices, so no stateSharding, and moments Master; 4 bytes a"
+        " parameter of these matrices less.",
+    )
     learning_rate: DecimalString = Field("3e-4", description="learningRate is the peak learning rate.")
     warmup_steps: int = Field(
         100,
@@ -94,8 +102,8 @@ class Optimizer(ApiModel):
         description="multipliers give groups of tensors another learning rate or weight decay.",
         json_schema_extra=list_map("tensors"),
     )
-    beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
-    beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of the second moment.")
+    beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of AdamW's first moment.")
+    beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of AdamW's second moment.")
     epsilon: Annotated[DecimalString, Since(4)] = Field(
         "1e-8",
         description="epsilon is added to the root of the second moment, which divides the first; 1e-37 at least.",

@@ -178,7 +178,7 @@ def _given_layout(job: ObservedJob, name: str) -> list[str]:
         return []
     counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks))
     micro_batches, keep = str(phase.batch.micro_batches), phase.activations.keep
-    return [*counts, asked.schedule, state_sharding(phase, ranks), micro_batches, keep, NOTHING]
+    return [*counts, asked.schedule, state_sharding(job.spec, phase, ranks), micro_batches, keep, NOTHING]
 
 
 def _requests(job: ObservedJob) -> list[str]:

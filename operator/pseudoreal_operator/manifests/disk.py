@@ -25,7 +25,7 @@ in the compute type."""
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     """Return the size limit of the volume for offloaded state, as a quantity."""
     ranks = rank_counts(spec, phase)
-    shards = 1 if state_sharding(phase, ranks) == "None" else ranks.data_ranks
+    shards = 1 if state_sharding(spec, phase, ranks) == "None" else ranks.data_ranks
     # A rank has at most as many blocks, and as many sets of experts, as layers.
     model = model_of(spec, phase)
     layers, owned = -(-model.layers // ranks.pipeline), _Owned.of(model, explicit_sharing(spec, phase))

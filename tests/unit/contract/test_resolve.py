@@ -81,6 +81,10 @@ def test_omitted_state_sharding_is_full_from_two_data_ranks_on(changes: dict[str
     assert _resolve(**set_fields).parallelism.state_sharding == sharding
 
 
+def test_omitted_state_sharding_keeps_matrices_whole_for_muon() -> None:
+    assert _resolve(spec__optimizer__algorithm="Muon").parallelism.state_sharding == "None"
+
+
 @pytest.mark.parametrize(("workers", "sharding"), [(4, "Full"), (2, "Full"), (1, "None")])
 def test_omitted_state_sharding_follows_the_width_of_an_elastic_phase(workers: int, sharding: str) -> None:
     elastic = {"spec__phases__1__workers": 4, "spec__phases__1__elastic": {"minWorkers": 1}}
@@ -165,6 +169,23 @@ def test_a_pipeline_of_all_ranks() -> None:
             },
             r"offload.expertGroups 2 needs spec.model.norm.placement Pre, and it is Both",
         ),
+        (
+            {
+                "spec__optimizer__algorithm": "Muon",
+                "spec__phases__1__parallelism": {"stateSharding": "Optimizer"},
+            },
+            r"phases\[real\].parallelism.stateSharding Optimizer cuts matrices over 2 data-parallel ranks, and"
+            r" spec.optimizer.algorithm Muon needs whole ones; set stateSharding None, or algorithm AdamW",
+        ),
+        (
+            {
+                "spec__optimizer__algorithm": "Muon",
+                "spec__phases__1__sharing": {"blocks": 2},
+                "spec__phases__1__parallelism": {"pipeline": 2, "schedule": "GPipe"},
+            },
+            r"phases\[real\].parallelism.pipeline 2 puts layers with shared weights on several pipeline ranks, which"
+            r" cut the state .* Muon needs whole matrices; set pipeline 1, or algorithm AdamW",
+        ),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel ranks, but a micro-batch has 4 sequences"),
         (
             {
@@ -201,6 +222,30 @@ def test_job_that_cannot_run_is_refused_with_the_necessary_change(changes: dict[
     spec = check_job(good_job(**changes)).spec
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stateSharding": "Full", "pipeline": 2},
+        {"pipeline": 2},
+        {"layout": "Auto"},
+    ],
+    ids=str,
+)
+def test_muon_runs_where_no_matrix_is_cut(changes: dict[str, Any]) -> None:
+    """With one data-parallel rank, stateSharding splits nothing. In the schedule Layered, layers that share a block in
+    a cycle are on one pipeline rank."""
+    sharing = {"spec__phases__1__sharing": {"blocks": 2}}
+    spec = check_job(
+        good_job(
+            spec__optimizer__algorithm="Muon",
+            spec__phases__1__parallelism=changes,
+            spec__phases__1__batch={"sequences": 8},
+            **sharing,
+        )
+    ).spec
+    check_resolvable(spec)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 6, 8])

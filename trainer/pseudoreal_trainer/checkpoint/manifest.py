@@ -66,6 +66,7 @@ class StoredTensor(ApiModel):
     shape: tuple[int, ...]
     dtype: str = Field(description="Of the weights.")
     moment_dtype: str | None = Field(None, description="Of both moments. None: the same as of the weights.")
+    has_second_moment: bool = Field(True, description="False: Muon updates the tensor, and the files have none.")
     pieces: list[Piece] = Field(description="They cover the tensor, in order, each element once.")
 
 

@@ -21,14 +21,21 @@ def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> M
     """Write all tensors to `folder` and return the manifest; the caller commits it."""
     names = list(source.names)
     parts = {name: _whole(name, source.shape(name)) for name in names}
-    with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:
+    lacks = {name for name in names if not source.has_second_moment(name)}
+    units = [[parts[name]] for name in names]
+    with closing(RankWriter(folder, 0, units, source.dtype, uses_muon=bool(lacks))) as writer:
         for name in tracked(names, "writing"):
-            for kind in KINDS:
+            for kind in KINDS if name not in lacks else KINDS[:-1]:
                 for numbers in source.chunks(name, kind, 0, parts[name].end):
                     writer.write(kind, numbers)
         files = writer.finish()
     tensors = {
-        name: StoredTensor(shape=part.shape, dtype=source.dtype, pieces=[Piece(file=0, begin=0, end=part.end)])
+        name: StoredTensor(
+            shape=part.shape,
+            dtype=source.dtype,
+            has_second_moment=name not in lacks,
+            pieces=[Piece(file=0, begin=0, end=part.end)],
+        )
         for name, part in parts.items()
     }
     return source.manifest.revised(link=None, files=files, tensors=tensors, files_version=None)

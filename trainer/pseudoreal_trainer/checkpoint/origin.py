@@ -102,6 +102,7 @@ def find_origin(config: PhaseConfig, store: CheckpointStore, ranks: Ranks) -> Or
 def _origin_at(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Continued | Complete:
     if not own:
         _refuse_another_model(config, checkpoint.manifest)
+        _refuse_missing_moments(config, checkpoint.manifest)
         return Continued(checkpoint)
     return Complete(checkpoint) if checkpoint.manifest.ends_phase(config) else Resumed(checkpoint)
 
@@ -151,6 +152,14 @@ def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
                 f"spec.{field} is {now.to_json()}, but that of checkpoint {manifest.name}, which"
                 f" spec.checkpoint.continueFrom leads to, is {then.to_json()}; make them the same"
             )
+
+
+def _refuse_missing_moments(config: PhaseConfig, manifest: Manifest) -> None:
+    if config.optimizer.algorithm == "AdamW" and not all(one.has_second_moment for one in manifest.tensors.values()):
+        raise InvalidJobError(
+            f"spec.optimizer.algorithm is AdamW, but checkpoint {manifest.name}, which spec.checkpoint.continueFrom"
+            " leads to, was trained with Muon and has no second moments of the matrices; set algorithm Muon"
+        )
 
 
 def _verify(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Ranks) -> Manifest | None:

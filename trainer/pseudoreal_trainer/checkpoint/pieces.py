@@ -25,7 +25,7 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
 
 
 def tensors_of(
-    layout: Layout, units: Sequence[Unit], dtype: str, moment_dtype: str | None = None
+    layout: Layout, units: Sequence[Unit], dtype: str, moment_dtype: str | None = None, *, uses_muon: bool = False
 ) -> dict[str, StoredTensor]:
     """Return name of a tensor -> its entry in the manifest. A file has the number of the rank that writes it. `units`:
     the whole units of the model. `moment_dtype`: dtype of the moments; None: the same as of the weights.
@@ -43,13 +43,24 @@ def tensors_of(
         first = groups[number][0]
         key = (shape, layout.users[first], layout.pool_of(first))
         if key not in cut:
-            cut[key] = _cut(layout, unit, groups[number], dtype, moment_dtype)
+            pieces = _cut(layout, unit, groups[number])
+            cut[key] = [
+                StoredTensor(
+                    shape=one.whole,
+                    dtype=dtype,
+                    moment_dtype=moment_dtype,
+                    has_second_moment=not (uses_muon and one.is_hidden_matrix),
+                    pieces=pieces[one.name],
+                )
+                for one in unit.parameters
+            ]
         found |= zip((one.name for one in unit.parameters), cut[key], strict=True)
     return found
 
 
-def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str, moment_dtype: str | None) -> list[StoredTensor]:
-    """Return the tensors of a unit of the model. `groups`: its units in the layout, one or one per group of experts."""
+def _cut(layout: Layout, unit: Unit, groups: Sequence[int]) -> dict[str, list[Piece]]:
+    """Return name -> pieces, for the tensors of a unit of the model. `groups`: its units in the layout, one or one per
+    group of experts."""
     mesh, size = layout.mesh, layout.mesh.data
     own = [own_units([unit], c, layout.expert_ranks, layout.expert_groups) for c in range(layout.expert_ranks)]
     pieces: dict[str, list[Piece]] = {parameter.name: [] for parameter in unit.parameters}
@@ -60,10 +71,7 @@ def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str, moment_d
                 pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
     for found in pieces.values():
         found.sort(key=lambda piece: piece.begin)  # ranks of the same experts may not be consecutive
-    return [
-        StoredTensor(shape=one.whole, dtype=dtype, moment_dtype=moment_dtype, pieces=pieces[one.name])
-        for one in unit.parameters
-    ]
+    return pieces
 
 
 def _span(unit: Unit, part: int, parts: int) -> range:

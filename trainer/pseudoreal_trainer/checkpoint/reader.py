@@ -75,6 +75,9 @@ class Reader:
             return self.shape(name)[0]
         return 0 if link.is_copy(name) else self._stored(name)[1].shape[0]
 
+    def has_second_moment(self, name: str) -> bool:
+        return self._stored(name)[1].has_second_moment
+
     def tensor(self, name: str, kind: Kind = "weights") -> Array:
         """Return a whole tensor. Raises KeyError if no tensor has this name."""
         shape = self.shape(name)
@@ -104,7 +107,7 @@ class Reader:
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
         divisors = self._divisors(name, kind)
-        if not any(divisors):
+        if not any(divisors) or (kind == "second_moment" and not tensor.has_second_moment):
             out[:] = 0
             return out
         dtype = tensor.dtype if kind == "weights" else tensor.moment_dtype or tensor.dtype

@@ -8,10 +8,8 @@ from typing import Any
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest, entry_name
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.parts import Part
-from pseudoreal_trainer.plan.units import Kind
+from pseudoreal_trainer.plan.units import MOMENTS, Kind, is_hidden_matrix
 from pseudoreal_trainer.storage.path import StoragePath
-
-_MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 
 
 class RankWriter:
@@ -25,9 +23,11 @@ class RankWriter:
         units: Sequence[Sequence[Part]],
         dtype: str,
         moment_dtype: str | None = None,
+        *,
+        uses_muon: bool = False,
     ) -> None:
         """`units`: the parts of each unit, in the order of writing. `moment_dtype`: dtype of the moments; None: the
-        same as of the weights."""
+        same as of the weights. `uses_muon`: whether matrices in blocks have no second moment."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
         parts_of = Counter(part.name for parts in units for part in parts)
 
@@ -37,10 +37,11 @@ class RankWriter:
                     part.stored_shape, dtype if kind == "weights" else moment_dtype or dtype
                 )
                 for part in parts
+                if not (uses_muon and kind == "second_moment" and is_hidden_matrix(part.name))
             }
 
         weights = dict(chain.from_iterable(forms(parts, "weights").items() for parts in units))
-        moments = dict(chain.from_iterable(forms(parts, kind).items() for parts in units for kind in _MOMENTS))
+        moments = dict(chain.from_iterable(forms(parts, kind).items() for parts in units for kind in MOMENTS))
         self._weights = TensorWriter(folder / self._names[0], weights)
         self._moments = TensorWriter(folder / self._names[1], moments)
 

@@ -81,6 +81,7 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
         update_on_host_seconds_per_element=on_device
         if device.type == "cpu"
         else transfers.update_seconds_per_element(_CPU, ranks.world),
+        host_flops_per_second=transfers.host_flops_per_second(),
         h2d=h2d,
         d2h=d2h,
         disk_read=disk_read,

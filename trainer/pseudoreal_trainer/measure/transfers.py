@@ -38,6 +38,7 @@ any cache."""
 _CLIP = 0.999
 _MEMORY = Path("/proc/meminfo")
 _CPU = torch.device("cpu")
+_PRODUCT_ROWS = 1024
 
 
 def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
@@ -72,6 +73,12 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
     adamw = AdamW()
     slices = Slices(weights, first, second, gradient, compute, (UpdateRange(0, elements, decay=0.1),))
     return seconds_of(lambda: adamw.update(Optimizer(), slices, 1, 1e-3, _CLIP), device) / elements
+
+
+def host_flops_per_second() -> float:
+    """Return the operations per second of a float32 product of square matrices on the host."""
+    a, b, out = (torch.ones(_PRODUCT_ROWS, _PRODUCT_ROWS) for _ in range(3))
+    return 2 * _PRODUCT_ROWS**3 / seconds_of(lambda: torch.mm(a, b, out=out), _CPU)
 
 
 def copies(source: torch.device, target: torch.device, ranks: int) -> TransferSpeed:

@@ -368,7 +368,12 @@ def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
     shard = sizes.shard(layout, unit)
     gradient = sizes.master_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
+    of_muon, of_adamw, two_vectors = 0, shard, 2 * sizes.master_bytes
+    if sizes.uses_muon:
+        described = sizes.units[unit]
+        of_muon = described.hidden_in_pages
+        of_adamw = shard - sizes.without_second_moment(unit) if described.hidden < described.numel else 0
     return [
-        Transfer("disk_read", sizes.state_bytes(shard) + shard * gradient),
-        Transfer("disk_write", sizes.state_bytes(shard) + shard * copy),
+        Transfer("disk_read", sizes.state_bytes(of_adamw) + of_adamw * gradient + of_muon * (two_vectors + gradient)),
+        Transfer("disk_write", sizes.state_bytes(of_adamw) + of_adamw * copy + of_muon * (two_vectors + copy)),
     ]

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Literal
 
-from pseudoreal_api.resolved.layers import sets_of
+from pseudoreal_api.resolved.layers import MODULAR, sets_of
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Keep, Schedule, StateSharding
 
@@ -20,9 +20,6 @@ and the gradient buffers. A pass uses at most one unit of each pool."""
 Users = tuple[int, ...]
 """Pipeline ranks that use a unit, ascending."""
 
-MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
-"""Schedules that assign layers to pipeline ranks round-robin. In the other schedules each rank has neighbouring
-layers."""
 _OF_LAYERS = (
     *("units", "_first_experts", "_after_experts", "_sets", "_units_of", "_layers_of"),
     *("_ranks", "_positions", "_local_units", "users"),

@@ -10,7 +10,7 @@ from pseudoreal_api.spec.optimizer import MomentFormat
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
-from pseudoreal_trainer.plan.units import VECTOR, Unit
+from pseudoreal_trainer.plan.units import PAGE_ELEMENTS, VECTOR, Unit
 
 Device = Literal["cpu", "accelerator"]
 """Type of the device that trains, as in torch."""
@@ -59,6 +59,16 @@ class Sizes:
     """True if tokens attend only within their document."""
     moments: MomentFormat = "Master"
     """Format in which moments are kept."""
+    uses_muon: bool = False
+    """True if Muon updates the matrices of attention, feed-forward parts and experts."""
+
+    def without_second_moment(self, unit: int) -> int:
+        """Return the number of elements, at the start of the unit's flat vector, for which no second moment is kept."""
+        return without_second_moment(self.units[unit].hidden) if self.uses_muon else 0
+
+    def saved_state_bytes(self, unit: int) -> int:
+        """Return the bytes of the second moments that are not kept."""
+        return self.moment_bytes(self.without_second_moment(unit))
 
     @property
     def rounds_moments(self) -> bool:
@@ -210,6 +220,12 @@ def fills_blocks(unit: Unit) -> bool:
     """Return True if each tensor of the unit that AdamW updates, or the part of each expert in it, has whole blocks."""
     trained = (one for one in unit.parameters if not one.is_balancing)
     return all(prod(one.whole[one.experts is not None :]) % BLOCK == 0 for one in trained)
+
+
+def without_second_moment(hidden: int) -> int:
+    """Return the number of elements for which a unit keeps no second moment if Muon updates its first `hidden`
+    elements: whole pages, so that what is kept can be read from a disk and written together with the weights."""
+    return hidden // PAGE_ELEMENTS * PAGE_ELEMENTS
 
 
 def compute_bytes(compute: str) -> int:

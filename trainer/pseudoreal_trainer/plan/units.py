@@ -7,8 +7,9 @@ experts of the layer, one after the other. A unit with only a contiguous range o
 each tensor.
 
 In the flat vector the matrices come first, then biases and norm weights: weight decay acts on matrices only, and so on
-one range of the vector, wherever shards cut it. Last comes a balancing bias. No gradient trains it, and no shard cuts
-it, because all experts' values are updated together.
+one range of the vector, wherever shards cut it. Of the matrices the router comes last: Muon updates the matrices
+before it, and so the start of the vector. At the end of the vector comes a balancing bias. No gradient trains it, and
+no shard cuts it, because all experts' values are updated together.
 """
 
 from dataclasses import dataclass, replace
@@ -20,13 +21,19 @@ from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, 
 from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 
+from pseudoreal_trainer.plan.newton_schulz import flops
+
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 """Vectors of a unit's state."""
+MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 
 VECTOR = 16
 """Elements of the widest SIMD vector of the CPU. Cuts are at multiples of it, because the tail of a range, shorter than
 a vector, may be rounded differently."""
+
+PAGE_ELEMENTS = 2048
+"""Number of elements that take whole pages of a disk in every dtype."""
 
 EMBEDDING, HEAD = "embedding", "head"
 EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
@@ -69,12 +76,40 @@ class Parameter:
 
     @property
     def is_bias(self) -> bool:
-        return self.name.endswith(".bias") or self.is_balancing
+        return _is_bias(self.name)
 
     @property
     def is_matrix(self) -> bool:
         """Whether this is neither a bias nor a norm weight. The name decides, not the number of dimensions."""
-        return not (self.is_bias or self.name.endswith("norm.weight"))
+        return _is_matrix(self.name)
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether this is a matrix of attention or of a feed-forward part, or the stacked matrices of experts."""
+        return is_hidden_matrix(self.name)
+
+
+def in_pages(begin: int, end: int, length: int) -> range:
+    """Return the elements begin..end-1 of a vector of this length, with all other elements of their pages."""
+    return range(begin // PAGE_ELEMENTS * PAGE_ELEMENTS, min(-(-end // PAGE_ELEMENTS) * PAGE_ELEMENTS, length))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in a unit's flat vector, row by row."""
+
+    begin: int
+    """Index of the first element."""
+    rows: int
+    columns: int
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.numel
 
 
 @dataclass(frozen=True)
@@ -94,6 +129,35 @@ class Unit:
         """Number of elements that gradients train, at the start of the flat vector. A balancing bias comes after these
         elements."""
         return sum(parameter.numel for parameter in self.parameters if not parameter.is_balancing)
+
+    @cached_property
+    def hidden_matrices(self) -> tuple[Matrix, ...]:
+        """The matrices of attention and feed-forward parts, and of each expert; one after the other, at the start of
+        the flat vector."""
+        found: list[Matrix] = []
+        begin = 0
+        for parameter in self.parameters:
+            if parameter.is_hidden_matrix:
+                rows, columns = parameter.shape[-2:]
+                end = begin + parameter.numel
+                found += [Matrix(first, rows, columns) for first in range(begin, end, rows * columns)]
+                begin = end
+        return tuple(found)
+
+    @cached_property
+    def hidden(self) -> int:
+        """Number of elements of `hidden_matrices`."""
+        return sum(matrix.numel for matrix in self.hidden_matrices)
+
+    @cached_property
+    def hidden_in_pages(self) -> int:
+        """Number of elements in the pages of `hidden_matrices`, each matrix counted by itself."""
+        return sum(len(in_pages(matrix.begin, matrix.end, self.numel)) for matrix in self.hidden_matrices)
+
+    @cached_property
+    def orthogonalization_flops(self) -> int:
+        """Floating-point operations in which Muon orthogonalizes `hidden_matrices`."""
+        return sum(flops(matrix.rows, matrix.columns) for matrix in self.hidden_matrices)
 
     @cached_property
     def is_of_mixture(self) -> bool:
@@ -185,6 +249,20 @@ def are_experts(name: str) -> bool:
 
 def is_router(name: str) -> bool:
     return name.endswith(".router.weight")
+
+
+def is_hidden_matrix(name: str) -> bool:
+    """Return whether the tensor is a matrix of attention or of a feed-forward part, or the stacked matrices of
+    experts."""
+    return _is_matrix(name) and block_of(name) is not None and not is_router(name)
+
+
+def _is_matrix(name: str) -> bool:
+    return not (_is_bias(name) or name.endswith("norm.weight"))
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith((".bias", ".balancing_bias"))
 
 
 def is_residual_output(name: str) -> bool:
@@ -279,4 +357,8 @@ def _feed_forward(hidden: int, spec: FeedForward, name: str) -> Shapes:
 
 def _unit(name: str, shapes: Shapes) -> Unit:
     parameters = [Parameter(*item) for item in shapes.items()]
-    return Unit(name, tuple(sorted(parameters, key=lambda one: (not one.is_matrix, one.is_balancing))))
+    return Unit(name, tuple(sorted(parameters, key=_place)))
+
+
+def _place(parameter: Parameter) -> tuple[bool, bool, bool]:
+    return not parameter.is_hidden_matrix, not parameter.is_matrix, parameter.is_balancing

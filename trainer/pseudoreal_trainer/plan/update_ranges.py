@@ -1,6 +1,7 @@
 """Ranges of a unit's flat vector whose elements are updated alike. Pure.
 
-AdamW updates all elements but a balancing bias, which comes last. With `optimizer.idleExperts: Skip`, a step does not
+AdamW updates all elements but a balancing bias, which comes last, and with `optimizer.algorithm: Muon` the matrices of
+attention, feed-forward parts and experts, which come first. With `optimizer.idleExperts: Skip`, a step does not
 update the elements of experts that no token chose.
 """
 
@@ -28,6 +29,16 @@ class UpdateRange:
     is_balancing: bool = False
     """Whether the elements are a balancing bias: their gradient is the change to be added to them, and they have no
     moments."""
+    columns: int = 0
+    """Number of columns of the matrix if the elements are one whole matrix, row by row, that Muon updates; else 0."""
+
+    @property
+    def is_of_muon(self) -> bool:
+        return self.columns > 0
+
+    @property
+    def rows(self) -> int:
+        return (self.end - self.begin) // self.columns
 
     @property
     def elements(self) -> slice:
@@ -52,7 +63,21 @@ def update_ranges(unit: Unit, spec: Optimizer) -> tuple[UpdateRange, ...]:
         decay = float(spec.weight_decay) * float(multiplier.weight_decay) if decays else 0.0
         _append(found, UpdateRange(begin, end, float(multiplier.learning_rate), decay, decays))
         begin = end
+    if spec.algorithm == "Muon":
+        return (*_whole_matrices(unit, found), *_behind(found, unit.hidden))
     return tuple(found)
+
+
+def _whole_matrices(unit: Unit, ranges: Sequence[UpdateRange]) -> Iterator[UpdateRange]:
+    """Yield a range for each matrix that Muon updates, with learning rate and decay as in `ranges`."""
+    for matrix in unit.hidden_matrices:
+        around = next(one for one in ranges if matrix.begin < one.end)
+        yield replace(around, begin=matrix.begin, end=matrix.end, columns=matrix.columns)
+
+
+def _behind(ranges: Sequence[UpdateRange], begin: int) -> tuple[UpdateRange, ...]:
+    """Return the ranges without the elements before `begin`."""
+    return tuple(replace(one, begin=max(begin, one.begin)) for one in ranges if one.end > begin)
 
 
 def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:

@@ -78,12 +78,14 @@ class _Files:
     If the volume refuses to open a file, the save fails, as after a failed write; the training step does not.
     """
 
-    def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtypes: _Dtypes) -> None:
-        self._arguments = (folder, rank, units, *dtypes)
+    def __init__(
+        self, folder: StoragePath, rank: int, units: list[list[Part]], dtypes: _Dtypes, *, uses_muon: bool
+    ) -> None:
+        self._arguments, self._uses_muon = (folder, rank, units, *dtypes), uses_muon
 
     @cached_property
     def _writer(self) -> RankWriter:
-        return RankWriter(*self._arguments)
+        return RankWriter(*self._arguments, uses_muon=self._uses_muon)
 
     def write(self, kind: Kind, content: Tensor) -> None:
         self._writer.write(kind, content.view(torch.uint8).numpy())
@@ -134,7 +136,10 @@ class Saver:
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: the computation is slow, and its result the same for all checkpoints of
         # the phase.
-        self._tensors = tensors_of(layout, engine.blueprint.units, *self._dtypes) if is_first else {}
+        self._uses_muon = engine.blueprint.optimizer.algorithm == "Muon"
+        self._tensors = (
+            tensors_of(layout, engine.blueprint.units, *self._dtypes, uses_muon=self._uses_muon) if is_first else {}
+        )
         self._own_names = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
@@ -194,7 +199,8 @@ class Saver:
         spans = spans_of(groups.layout, engine.units, ranks.rank)
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
-        files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtypes)
+        folder = self._store.folder / manifest.name
+        files = _Files(folder, ranks.rank, parts, self._dtypes, uses_muon=self._uses_muon)
         captured = engine.state.capture(spans, files, bytes_of(self._policy.buffer_bytes))
         return self._thread.submit(lambda: self._write(manifest, files, captured))
 

@@ -139,6 +139,12 @@ TRAINING_RULES = (
         "self.optimizer.clipping.updates",
         "self.optimizer.clipping.mode",
     ),
+    on_job(
+        "self.optimizer.algorithm == 'AdamW' || self.optimizer.moments == 'Master'",
+        "spec.optimizer.moments %s is for algorithm AdamW, and it is %s; remove moments, or remove algorithm",
+        "self.optimizer.moments",
+        "self.optimizer.algorithm",
+    ),
     # Phases.
     on_job(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",

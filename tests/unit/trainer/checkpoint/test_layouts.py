@@ -53,11 +53,16 @@ SPREAD = {
     "experts over 2 in 3 groups, host": _layout(2, expertRanks=2, offload={"home": "Host", "expertGroups": 3}),
     "pipeline 2 x experts over 2": _layout(4, 2, expertRanks=2, stateSharding="None", schedule="1F1B"),
 }
-LAYOUTS_OF_EXPERTS = LAYOUTS | SPREAD
+WHOLE = {
+    "data 2, whole, host": _layout(2, stateSharding="None", offload={"home": "Host"}),
+    "pipeline 2, disk": _layout(2, 2, offload={"home": "Disk", "window": 1}),
+}
+LAYOUTS_OF_EXPERTS = LAYOUTS | SPREAD | WHOLE
 MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
 OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk", *SPREAD]
 BALANCED = {"type": "TopK", "count": 5, "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02"}}
 OF_THE_BALANCED = OF_THE_MIXTURE[:2]
+OF_MUON = ["one rank, disk", "experts over 2, host", *WHOLE]
 OF_THE_ROUNDED = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
 
 
@@ -146,6 +151,13 @@ def stores_of_rounded_moments(
     return _stores(OF_THE_ROUNDED, job_body, config, tmp_path)
 
 
+@pytest.fixture
+def stores_of_muon(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
+    job_body["spec"]["model"]["experts"] = MIXTURE
+    job_body["spec"]["optimizer"]["algorithm"] = "Muon"
+    return _stores(OF_MUON, job_body, config, tmp_path)
+
+
 def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
     job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"step": 90}}
     first = [Task(_config(name, job_body, config, name), None) for name in layouts]
@@ -200,6 +212,17 @@ def test_pairs_of_layouts_with_rounded_moments(stores_of_rounded_moments: dict[s
     _assert_all_pairs(OF_THE_ROUNDED, stores_of_rounded_moments)
     first, *others = (_at(stores_of_rounded_moments[name], END) for name in OF_THE_ROUNDED)
     assert {tensor.moment_dtype for tensor in first.manifest.tensors.values()} == {"bfloat16"}
+    for other in others:
+        _assert_same_end(first, other, exact=False)
+
+
+def test_pairs_of_layouts_with_muon(stores_of_muon: dict[str, Path]) -> None:
+    _assert_all_pairs(OF_MUON, stores_of_muon)
+    first, *others = (_at(stores_of_muon[name], END) for name in OF_MUON)
+    without = {name for name, tensor in first.manifest.tensors.items() if not tensor.has_second_moment}
+    assert len(without) == 2 * (4 + 2)
+    assert not any(first.tensor(name, "second_moment").any() for name in without)
+    assert first.tensor("blocks.1.experts.up.weight", "first_moment").any()
     for other in others:
         _assert_same_end(first, other, exact=False)
 

@@ -4,6 +4,8 @@ The bytes that a rank really keeps equal the table of the ZeRO paper (Rajbhandar
 here gradients are float32, too) and the plan's prediction, and padding has no effect.
 """
 
+import json
+
 import pytest
 import torch
 from pseudoreal_api.spec.phase import Sharing
@@ -12,7 +14,7 @@ from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_WIDE, SEQUENCES_OF_A_MICRO_BATCH, WIDE, Case
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_WIDE, SEQUENCES_OF_A_MICRO_BATCH, WIDE, Case, each
 from tests.unit.trainer.engine.support.running import Result, want
 from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
@@ -22,6 +24,9 @@ VECTOR = 16
 """Shards are a multiple of this number of elements."""
 WEIGHTS, MOMENTS, GRADIENTS = 4, 8, 4
 """Bytes per parameter in float32."""
+
+IN_PAGES = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
+"""A block's matrices take 6,912 elements: Muon keeps no second moments of 6,144."""
 
 ZERO = {
     # sharding -> which of weights, moments and gradients are split
@@ -43,6 +48,8 @@ OTHERS = [
     *(Case(homes=homes, moments="Float8", drawn=WIDE, precision="bfloat16", micro_batches=1) for homes in "dhD"),
     Case(data=N, sharding="Full", homes="dhD", moments="Float8", drawn=WIDE, precision="float32", micro_batches=1),
     Case(homes="hd", clipping="Global", speculates=True, moments="Float8", drawn=EIGHT_IN_WIDE, precision="bfloat16"),
+    *each(algorithm="Muon", homes=["d", "h", "D"], precision=["bfloat16", "float32"], micro_batches=1, drawn=IN_PAGES),
+    Case(algorithm="Muon", homes="h", speculates=True, clipping="Global", options="in balance", micro_batches=1),
 ]
 PADDED = [
     *(Case(data=N, sharding=sharding, clipping="Global") for sharding in ("Optimizer", "Gradients", "Full")),
@@ -87,11 +94,20 @@ def test_state_bytes_equal_the_plan(case: Case, engine_results: Results) -> None
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
         moments=case.moments,
+        uses_muon=case.algorithm == "Muon",
     )
     states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]
     predicted = sum(state.device + state.host + state.disk for state in states)
     for result in engine_results[case]:
         assert sum(result.state_bytes.values()) == predicted
+
+
+def test_muon_keeps_no_second_moments_of_matrices(engine_results: Results) -> None:
+    """16 bytes of state in a parameter of float32, and 12 in one that Muon updates."""
+    case = next(case for case in OTHERS if case.algorithm == "Muon" and case.precision == "float32")
+    numels = [unit.numel for unit in units_of(case.model, Sharing(blocks=case.layers))]
+    (result,) = engine_results[case]
+    assert sum(result.state_bytes.values()) == 16 * sum(numels) - 4 * 6144 * case.layers
 
 
 @pytest.mark.parametrize("case", COMMON, ids=lambda case: case.name)

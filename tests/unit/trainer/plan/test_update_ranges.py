@@ -39,6 +39,29 @@ def _optimizer(multipliers: dict[str, tuple[str, str]], *excluded: Any) -> Optim
     return Optimizer.model_validate({"multipliers": listed, "decayExclusions": excluded})
 
 
+def test_each_matrix_of_muon_is_a_range_and_comes_first() -> None:
+    """The oracle reshapes the flat vector: row r of a matrix is where the tensor has it."""
+    spec = Optimizer.model_validate(
+        {"algorithm": "Muon", "multipliers": [{"tensors": "Attention", "learningRate": "2", "weightDecay": "0.5"}]}
+    )
+    for unit in (unit for units in UNITS for unit in units):
+        ranges, expected, begin = update_ranges(unit, spec), list[tuple[int, int, int, float, float]](), 0
+        for parameter in unit.parameters:
+            if re.search(
+                PATTERNS["Attention"] + "|" + PATTERNS["FeedForward"] + "|" + PATTERNS["Experts"], parameter.name
+            ):
+                rows, columns = parameter.shape[-2:]
+                for first in range(begin, begin + parameter.numel, rows * columns):
+                    expected.append((first, first + rows * columns, columns, *figures_of(parameter.name, spec)))
+            begin += parameter.numel
+        found = [(one.begin, one.end, one.columns, one.rate, one.decay) for one in ranges if one.is_of_muon]
+        assert found == expected
+        of_muon = len(expected)
+        assert not any(one.is_of_muon for one in ranges[of_muon:])
+        assert unit.hidden == sum(end - first for first, end, *_ in expected)
+        assert [one.begin for one in ranges] == [0, *(one.end for one in ranges[:-1])]
+
+
 def _by_element(ranges: tuple[UpdateRange, ...]) -> list[tuple[float, float]]:
     assert [one.begin for one in ranges] == [0, *(one.end for one in ranges[:-1])]
     return [(one.rate, one.decay) for one in ranges for _ in range(one.begin, one.end)]

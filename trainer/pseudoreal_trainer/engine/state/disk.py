@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from pseudoreal_trainer.engine.state.memory import AdamW, Purpose, Shard, Slices
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
 from pseudoreal_trainer.plan.memory.tiers import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
-from pseudoreal_trainer.plan.units import Kind
+from pseudoreal_trainer.plan.units import Kind, in_pages
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, without
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
@@ -48,6 +49,8 @@ class _FileRange:
     length: int
     """Number of elements."""
     dtype: torch.dtype
+    first: int = 0
+    """Index of the first element in the unit's flat vector."""
 
     @property
     def size(self) -> int:
@@ -58,9 +61,10 @@ class _FileRange:
         """Return the bytes of the elements before this one, which is the first of a block, or after the last one."""
         return stored_length(element, self.dtype) * self.dtype.itemsize
 
-    def chunk(self, begin: int) -> "_FileRange":
-        """Return the range of the chunk that starts at element `begin`."""
-        return _FileRange(self.offset + self.bytes_before(begin), min(CHUNK, self.length - begin), self.dtype)
+    def chunk(self, elements: range) -> "_FileRange":
+        """Return the range of some elements of the flat vector."""
+        offset = self.offset + self.bytes_before(elements.start - self.first)
+        return _FileRange(offset, len(elements), self.dtype, elements.start)
 
     def view(self, buffer: Tensor) -> Tensor:
         """Return the section's stored vector as a view of the first bytes of `buffer`."""
@@ -75,6 +79,24 @@ class _UpdateArguments:
     rate: float
     scale: float
     idle: Sequence[range]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A part of an update: read a chunk of some sections, compute, write the chunk of others."""
+
+    elements: range
+    """Elements of the chunk: whole pages, or up to the end of the unit's flat vector."""
+    reads: tuple[Section, ...]
+    writes: tuple[Section, ...]
+    compute: "Callable[[_Turn, dict[Section, Tensor]], None]"
+    """Called with the turn, and section -> chunk, for what was read and for what is written."""
+
+    def follows_write_of(self, other: "_Turn") -> bool:
+        """Return whether this turn reads what the other writes."""
+        first, second = self.elements, other.elements
+        overlaps = first.start < second.stop and second.start < first.stop
+        return overlaps and not set(self.reads).isdisjoint(other.writes)
 
 
 @dataclass(frozen=True)
@@ -181,13 +203,14 @@ class DiskState(State):
         buffer = self._disk.passing.take()
         sections: tuple[Section, ...] = (kind, "compute") if kind == "weights" else (kind,)
         for section in sections:
-            if section in self._file_ranges:
-                blocks.put(kind, values, self._file_ranges[section].view(buffer))
-                self._disk.write([(self._file_ranges[section], buffer)])
+            if (file_range := self._file_ranges.get(section)) is not None:
+                blocks.put(kind, values[file_range.first :], file_range.view(buffer))
+                self._disk.write([(file_range, buffer)])
         self._disk.passing.give_back(buffer)
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        return self._disk.read_part(self._file_ranges[kind], begin, end)
+        file_range = self._file_ranges[kind]
+        return self._disk.read_part(file_range, begin - file_range.first, end - file_range.first)
 
     def read_ahead(self, after: Future[Any]) -> None:
         self._reading = self._disk.threads.submit(self._read_weights, after)
@@ -224,21 +247,22 @@ class DiskState(State):
         return dict(kept)
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
-        arguments = _UpdateArguments(spec, rate, scale, idle)
-        begins = [begin for begin in range(0, self.shard.length, CHUNK) if self._ranges(begin, idle)]
+        turns = [*self._turns(_UpdateArguments(spec, rate, scale, idle))]
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
             # Record a failure before the `finally` below waits for requests in flight, because these may hang.
             with self._disk.failure.noticed():
-                # The buffers of turn t belong first to the read of its chunk, then to AdamW, then to the write. The
-                # read of turn t + CHUNKS_AT_A_TIME uses the same buffers, so it starts once this write is done.
-                for turn, begin in enumerate(begins):
-                    for ahead in range(turn, min(turn + 2, len(begins))):
-                        if ahead not in reads:
-                            reads[ahead] = self._start_read(begins[ahead], ahead, writes.get(ahead - CHUNKS_AT_A_TIME))
-                    self._update_chunk(turn, begin, reads[turn].result(), arguments)
-                    writes[turn] = self._disk.threads.submit(self._write_chunk, begin, turn)
+                # The buffers of turn t belong first to the read of its chunk, then to the computation, then to the
+                # write. The read of turn t + CHUNKS_AT_A_TIME uses the same buffers, so it starts once this write is
+                # done. A turn that reads what an earlier turn writes is not read before that write is done.
+                for number, turn in enumerate(turns):
+                    for ahead in range(number, min(number + 2, len(turns))):
+                        if ahead not in reads and self._is_written(turns, writes, ahead, number):
+                            written = writes.get(ahead - CHUNKS_AT_A_TIME)
+                            reads[ahead] = self._start_read(turns[ahead], ahead, written)
+                    turn.compute(turn, reads[number].result() | self._written_chunks(turn, number))
+                    writes[number] = self._disk.threads.submit(self._write_chunk, turn, number)
                 for written in writes.values():
                     written.result()
         finally:
@@ -264,51 +288,132 @@ class DiskState(State):
         (weights,) = self._disk.read([(self._file_ranges.get("compute", self._file_ranges["weights"]), buffer)])
         return weights, buffer
 
-    def _start_read(self, begin: int, turn: int, written: Future[None] | None) -> Future[dict[Section, Tensor]]:
+    def _turns(self, arguments: _UpdateArguments) -> Iterator[_Turn]:
+        """Yield the turns of an update, in order."""
+        shard, idle = self.shard, arguments.idle
+        for matrix in without(shard.ranges, idle, shard.begin):
+            if matrix.is_of_muon:
+                yield from self._turns_of_matrix(matrix, arguments)
+        first = shard.first_stored("second_moment")
+        for begin in range(first, shard.length, CHUNK):
+            elements = range(begin, min(begin + CHUNK, shard.length))
+            if any(not one.is_of_muon for one in self._ranges(elements, idle)):
+                compute = partial(self._update_chunk, arguments=arguments)
+                yield _Turn(elements, self._having(_READ), self._having(_WRITTEN), compute)
+
+    def _turns_of_matrix(self, matrix: UpdateRange, arguments: _UpdateArguments) -> Iterator[_Turn]:
+        """Yield the turns for a matrix of Muon: over its momentum and gradient, then over its weights. Between the two
+        the matrix is orthogonalized: its direction is in memory as a whole."""
+        pages = in_pages(matrix.begin, matrix.end, self.shard.length)
+        chunks = [pages[first : first + CHUNK] for first in range(0, len(pages), CHUNK)]
+        for elements in chunks:
+            accumulate = partial(
+                self._accumulate_chunk, matrix=matrix, arguments=arguments, is_last=elements is chunks[-1]
+            )
+            yield _Turn(elements, self._having(("first_moment", "gradient")), ("first_moment",), accumulate)
+        for elements in chunks:
+            apply = partial(self._apply_chunk, matrix=matrix, arguments=arguments)
+            yield _Turn(elements, ("weights",), self._having(("weights", "compute")), apply)
+
+    def _having(self, sections: tuple[Section, ...]) -> tuple[Section, ...]:
+        """Return the sections that are in the file; without the gradient if it is in memory."""
+        in_memory = () if self._buffer is None else ("gradient",)
+        return tuple(one for one in sections if one in self._file_ranges and one not in in_memory)
+
+    def _is_written(self, turns: Sequence[_Turn], writes: Mapping[int, Future[None]], ahead: int, current: int) -> bool:
+        """Return whether everything that turn `ahead` reads is written; wait for writes of turns before `current`."""
+        # Earlier writes are done: the reads between have waited for them, because they use the same buffers.
+        possible = range(max(0, ahead - CHUNKS_AT_A_TIME + 1), ahead)
+        before = [number for number in possible if turns[ahead].follows_write_of(turns[number])]
+        for number in before:
+            if number < current:
+                writes[number].result()
+        return all(number < current for number in before)
+
+    def _start_read(self, turn: _Turn, number: int, written: Future[None] | None) -> Future[dict[Section, Tensor]]:
         """Start to read a chunk into the buffers of an earlier chunk, once the earlier chunk is written."""
         if written is not None:
             written.result()
-        return self._disk.threads.submit(self._read_chunk, begin, turn)
+        return self._disk.threads.submit(self._read_chunk, turn, number)
 
-    def _read_chunk(self, begin: int, turn: int) -> dict[Section, Tensor]:
-        buffers = self._disk.chunks[turn % CHUNKS_AT_A_TIME]
-        sections = [section for section in _READ if section in self._file_ranges and not self._is_in_memory(section)]
-        found = self._disk.read([(self._file_ranges[section].chunk(begin), buffers[section]) for section in sections])
-        return dict(zip(sections, found, strict=True))
+    def _read_chunk(self, turn: _Turn, number: int) -> dict[Section, Tensor]:
+        buffers = self._disk.chunks[number % CHUNKS_AT_A_TIME]
+        pieces = [(self._file_ranges[section].chunk(turn.elements), buffers[section]) for section in turn.reads]
+        return dict(zip(turn.reads, self._disk.read(pieces), strict=True))
 
-    def _is_in_memory(self, section: Section) -> bool:
-        """Return whether the section is in memory, so that it need not be read."""
-        return section == "gradient" and self._buffer is not None
+    def _written_chunks(self, turn: _Turn, number: int) -> dict[Section, Tensor]:
+        """Return section -> memory of the chunk, for the sections that are written without being read."""
+        buffers = self._disk.chunks[number % CHUNKS_AT_A_TIME]
+        sections = set(turn.writes).difference(turn.reads)
+        return {section: self._file_ranges[section].chunk(turn.elements).view(buffers[section]) for section in sections}
 
-    def _update_chunk(
-        self, turn: int, begin: int, chunk: Mapping[Section, Tensor], arguments: _UpdateArguments
+    def _gradient_of(self, turn: _Turn, chunk: Mapping[Section, Tensor]) -> Tensor:
+        if self._buffer is None:
+            return chunk["gradient"]
+        return self._in_buffer(self._buffer)[turn.elements.start : turn.elements.stop]
+
+    def _accumulate_chunk(
+        self,
+        turn: _Turn,
+        chunk: Mapping[Section, Tensor],
+        *,
+        matrix: UpdateRange,
+        arguments: _UpdateArguments,
+        is_last: bool,
     ) -> None:
-        weights = chunk["weights"]
-        end, compute = begin + len(weights), None
-        gradient = chunk["gradient"] if self._buffer is None else self._in_buffer(self._buffer)[begin:end]
-        if "compute" in self._file_ranges:
-            file_range = self._file_ranges["compute"].chunk(begin)
-            compute = file_range.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
-            if arguments.idle:
-                # Fill the whole chunk first: the buffer held another chunk, the update fills only elements that are not
-                # idle, and all elements are written to disk.
-                compute.copy_(weights)
-        ranges = self._ranges(begin, arguments.idle)
+        muon, direction = self._disk.adamw.muon, self._direction(matrix)
+        in_chunk, in_matrix = _common(turn.elements, matrix)
+        gradient = self._gradient_of(turn, chunk)[in_chunk]
+        muon.accumulate(direction[in_matrix], chunk["first_moment"][in_chunk], gradient, arguments.scale)
+        if is_last:
+            muon.orthogonalize(matrix, direction, arguments.rate)
+
+    def _apply_chunk(
+        self, turn: _Turn, chunk: Mapping[Section, Tensor], *, matrix: UpdateRange, arguments: _UpdateArguments
+    ) -> None:
+        in_chunk, in_matrix = _common(turn.elements, matrix)
+        change = self._direction(matrix)[in_matrix]
+        self._disk.adamw.muon.apply(chunk["weights"][in_chunk], change, matrix, arguments.rate)
+        if "compute" in chunk:
+            chunk["compute"].copy_(chunk["weights"])
+
+    def _direction(self, matrix: UpdateRange) -> Tensor:
+        return self._disk.adamw.muon.direction(matrix, self.shard.master, torch.device("cpu"))
+
+    def _update_chunk(self, turn: _Turn, chunk: Mapping[Section, Tensor], *, arguments: _UpdateArguments) -> None:
+        weights, begin = chunk["weights"], turn.elements.start
+        ranges = tuple(one for one in self._ranges(turn.elements, arguments.idle) if not one.is_of_muon)
+        compute = chunk.get("compute")
+        if compute is not None and (arguments.idle or self.shard.of_muon):
+            # Fill the whole chunk first: the buffer held another chunk, the update fills only elements of `ranges`, and
+            # all elements are written to disk.
+            compute.copy_(weights)
         random = tuple(one.moved(-begin) for one in self.shard.random)
+        gradient = self._gradient_of(turn, chunk)
         slices = Slices(
             weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges, random=random
         )
         self._disk.adamw.update(arguments.spec, slices, self.steps, arguments.rate, arguments.scale)
 
-    def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
+    def _ranges(self, elements: range, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
         """Return the update ranges of a chunk, relative to its first element, without idle elements."""
-        whole = cut(self.shard.ranges, begin, min(begin + CHUNK, self.shard.length))
-        return without(whole, idle, self.shard.begin + begin)
+        whole = cut(self.shard.ranges, elements.start, elements.stop)
+        return without(whole, idle, self.shard.begin + elements.start)
 
-    def _write_chunk(self, begin: int, turn: int) -> None:
-        buffers = self._disk.chunks[turn % CHUNKS_AT_A_TIME]
-        written = [section for section in _WRITTEN if section in self._file_ranges]
-        self._disk.write([(self._file_ranges[section].chunk(begin), buffers[section]) for section in written])
+    def _write_chunk(self, turn: _Turn, number: int) -> None:
+        buffers = self._disk.chunks[number % CHUNKS_AT_A_TIME]
+        self._disk.write(
+            [(self._file_ranges[section].chunk(turn.elements), buffers[section]) for section in turn.writes]
+        )
+
+
+def _common(elements: range, matrix: UpdateRange) -> tuple[slice, slice]:
+    """Return the elements that a chunk and a matrix have in common, relative to the chunk and to the matrix."""
+    begin, end = max(elements.start, matrix.begin), min(elements.stop, matrix.end)
+    return (
+        slice(begin - elements.start, end - elements.start),
+        slice(begin - matrix.begin, end - matrix.begin),
+    )
 
 
 def open_disk_states(
@@ -334,7 +439,8 @@ def open_disk_states(
     for unit, shard in shards.items():
         file_ranges[unit] = {}
         for section, dtype in _sections(shard, keeps_gradient=keeps_gradients):
-            file_ranges[unit][section] = _FileRange(end, shard.length, dtype)
+            first = shard.first_stored(section) if section == "second_moment" else 0
+            file_ranges[unit][section] = _FileRange(end, shard.length - first, dtype, first)
             end += aligned(file_ranges[unit][section].size)
     disk = Disk(folder, end, DiskBuffers(passing, _chunks(shards)), adamw, trace, failure, enter_thread)
     return {unit: DiskState(shard, disk, file_ranges[unit], staging[unit]) for unit, shard in shards.items()}

@@ -1,4 +1,4 @@
-"""State of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
+"""State of a unit on this rank: master weights, moments, the gradient between reduction and update; and AdamW.
 
 On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. If each kernel ran over the whole
 vector, and the vector did not fit in the cache, the kernels would move 42 bytes of memory per element of a bfloat16
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Barrier
 from typing import Any, Literal
 
@@ -23,10 +24,12 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.streams import Event
 from pseudoreal_trainer.engine.state import blocks
 from pseudoreal_trainer.engine.state.blocks import stored_length, stored_part
+from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
 from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS, ROUNDED_ELEMENTS_ON_DEVICE
-from pseudoreal_trainer.plan.units import VECTOR, Kind
+from pseudoreal_trainer.plan.sizes import without_second_moment
+from pseudoreal_trainer.plan.units import MOMENTS, VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
 Purpose = Literal["weights", "moments", "gradients", "previous"]
@@ -55,6 +58,19 @@ class Shard:
     random: tuple[RandomRange, ...] = ()
     """Ranges of random bits for rounding moments, relative to `begin`; unused if moments have the master dtype."""
 
+    @cached_property
+    def of_muon(self) -> int:
+        """Number of elements that Muon updates. They are the first ones, and have no second moment."""
+        return sum(one.end - one.begin for one in self.ranges if one.is_of_muon)
+
+    def first_of(self, kind: Kind) -> int:
+        """Return the index of the first element that has this kind."""
+        return self.of_muon if kind == "second_moment" else 0
+
+    def first_stored(self, kind: Kind) -> int:
+        """Return the index of the first element for which there is memory of this kind; at most `first_of`."""
+        return without_second_moment(self.first_of(kind))
+
     def dtype_of(self, kind: Kind) -> torch.dtype:
         return self.master if kind == "weights" else self.moments
 
@@ -75,13 +91,14 @@ class State(ABC):
 
     @abstractmethod
     def put(self, kind: Kind, values: Tensor) -> None:
-        """Set weights, first moment or second moment, [length]. Values are rounded to the nearest of the dtype."""
+        """Set weights, first moment or second moment, [length]. Values are rounded to the nearest of the dtype. Second
+        moments of elements that Muon updates are ignored."""
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """Return the elements begin..end-1 of weights, first moment or second moment, as they are stored. In blocks,
-        `begin` is the first element of a block. Read-only; valid until the unit's next update. From a disk, valid only
-        until the next call for any unit."""
+        """Return the elements begin..end-1 of weights, first moment or second moment, as they are stored. `begin` is at
+        least `shard.first_of(kind)`; in blocks, it is the first element of a block. Read-only; valid until the unit's
+        next update. From a disk, valid only until the next call for any unit."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -156,8 +173,14 @@ class MemoryState(State):
         self._buffer: Tensor | None = None
         """Bounce buffer of the gradient, from `keep_gradient` until the gradient is used."""
         device = vectors.weights.device
-        length = stored_length(shard.length, shard.moments)
-        first, second = (torch.zeros(length, dtype=shard.moments, device=device) for _ in range(2))
+        first, second = (
+            torch.zeros(
+                stored_length(shard.length - shard.first_stored(kind), shard.moments),
+                dtype=shard.moments,
+                device=device,
+            )
+            for kind in MOMENTS
+        )
         self._kinds: dict[Kind, Tensor] = {
             "weights": vectors.weights,
             "first_moment": first,
@@ -172,12 +195,13 @@ class MemoryState(State):
         """Whether the state is the result of a speculative update."""
 
     def put(self, kind: Kind, values: Tensor) -> None:
-        blocks.put(kind, values, self._kinds[kind])
+        blocks.put(kind, values[self.shard.first_stored(kind) :], self._kinds[kind])
         if kind == "weights" and self._own_copy is not None:
             self._own_copy.copy_(self._kinds["weights"])
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        return stored_part(self._kinds[kind], slice(begin, end))
+        first = self.shard.first_stored(kind)
+        return stored_part(self._kinds[kind], slice(begin - first, end - first))
 
     def compute_weights(self) -> Tensor:
         return self._vectors.compute_weights
@@ -244,7 +268,15 @@ class MemoryState(State):
     ) -> None:
         weights, first, second = self._kinds.values()
         slices = Slices(
-            weights, first, second, self.gradient(), self._own_copy, ranges, previous, random=self.shard.random
+            weights,
+            first,
+            second,
+            self.gradient(),
+            self._own_copy,
+            ranges,
+            previous,
+            random=self.shard.random,
+            without_second=self.shard.first_stored("second_moment"),
         )
         self._adamw.update(spec, slices, self.steps, rate, scale)
         self.steps += 1
@@ -259,8 +291,9 @@ class MemoryState(State):
     def _restore(self, parts: Sequence[slice]) -> None:
         assert self._previous is not None, "a speculative update copies the state"
         for part in parts:
-            for vector, previous in zip(self._kinds.values(), self._previous, strict=True):
-                stored_part(vector, part).copy_(stored_part(previous, part))
+            for (kind, vector), previous in zip(self._kinds.items(), self._previous, strict=True):
+                own = _moved(part, -self.shard.first_stored(kind))
+                stored_part(vector, own).copy_(stored_part(previous, own))
             if self._own_copy is not None:
                 self._own_copy[part].copy_(self._kinds["weights"][part])
 
@@ -273,7 +306,7 @@ class MemoryState(State):
 @dataclass(frozen=True)
 class Slices:
     """The same range of a unit's weights, moments, gradient and compute-dtype weights. The tensors are 1-D and of equal
-    length, but for moments in blocks."""
+    length, apart from `without_second` and from moments in blocks."""
 
     weights: Tensor
     first_moment: Tensor
@@ -289,21 +322,29 @@ class Slices:
     """Memory for weights, first and second moment before the update; None: they are not kept."""
     random: Sequence[RandomRange] = ()
     """Ranges of random bits for rounding moments, relative to the first element."""
+    without_second: int = 0
+    """Number of elements, at the start of the range, that the second moment lacks."""
 
     @property
     def are_moments_rounded(self) -> bool:
         return self.first_moment.dtype != self.weights.dtype
 
     def moments(self, part: slice) -> list[Tensor]:
-        return [stored_part(self.first_moment, part), stored_part(self.second_moment, part)]
+        of_second = _moved(part, -self.without_second)
+        return [stored_part(self.first_moment, part), stored_part(self.second_moment, of_second)]
 
     def keep_previous(self, part: slice) -> None:
         """Copy weights and moments of a part, if there is memory for them."""
         if self.previous is not None:
-            for previous, vector in zip(
-                self.previous, (self.weights, self.first_moment, self.second_moment), strict=True
-            ):
-                stored_part(previous, part).copy_(stored_part(vector, part))
+            of_second = _moved(part, -self.without_second)
+            vectors = (self.weights, part), (self.first_moment, part), (self.second_moment, of_second)
+            for previous, (vector, own) in zip(self.previous, vectors, strict=True):
+                stored_part(previous, own).copy_(stored_part(vector, own))
+
+
+def _moved(part: slice, by: int) -> slice:
+    """Return the slice moved by a number of elements; without elements before the first."""
+    return slice(max(0, part.start + by), max(0, part.stop + by))
 
 
 @dataclass(frozen=True)
@@ -340,10 +381,12 @@ class _Kernel:
 
 
 class AdamW:
-    """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101). One caller at a time: scratch memory is shared."""
+    """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101), and Muon for the ranges that say so. One caller at a
+    time: scratch memory is shared."""
 
-    def __init__(self) -> None:
+    def __init__(self, muon: Muon | None = None) -> None:
         """Start as many threads as torch uses for one operation; none if torch uses only one."""
+        self.muon = muon or Muon()
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -357,7 +400,7 @@ class AdamW:
         each range starts at a multiple of VECTOR: the tail of a range, shorter than a SIMD vector, may be rounded
         differently.
         """
-        slices = _balanced(slices)
+        slices = self._orthogonalized(_balanced(slices), rate, scale)
         kernel = _kernel(spec, steps + 1, rate, scale, slices.weights.device)
         rounds = slices.are_moments_rounded
         is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None and not rounds
@@ -367,6 +410,21 @@ class AdamW:
             self._rounding_on_device(kernel, slices)
         else:
             _whole(kernel, slices)
+
+    def _orthogonalized(self, slices: Slices, rate: float, scale: float) -> Slices:
+        """Update the matrices of Muon. Return the slices with all other ranges, for AdamW."""
+        for one in slices.ranges:
+            if one.is_of_muon:
+                slices.keep_previous(one.elements)
+                weights = slices.weights[one.elements]
+                direction = self.muon.direction(one, weights.dtype, weights.device)
+                momentum, gradient = slices.first_moment[one.elements], slices.gradient[one.elements]
+                self.muon.accumulate(direction, momentum, gradient, scale)
+                self.muon.orthogonalize(one, direction, rate)
+                self.muon.apply(weights, direction, one, rate)
+                if slices.compute is not None:
+                    slices.compute[one.elements].copy_(weights)
+        return replace(slices, ranges=tuple(one for one in slices.ranges if not one.is_of_muon))
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
         pieces = deque(_pieces(slices.ranges, self._threads, PIECE))

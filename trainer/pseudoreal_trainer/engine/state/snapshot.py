@@ -180,7 +180,8 @@ class Snapshot:
                 count = min(PORTION_BYTES, self._ring.largest) // dtype.itemsize
                 if dtype == BLOCKS:
                     count = min(UNPACKED_ELEMENTS, count // stored_length(BLOCK, dtype) * BLOCK)
-                for begin in range(source.begin, source.end, count):
+                first = max(source.begin, source.state.shard.first_of(kind))
+                for begin in range(first, source.end, count):
                     self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
     def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:

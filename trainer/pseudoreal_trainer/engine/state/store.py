@@ -17,6 +17,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.blocks import BLOCKS, moment_format
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.engine.state.rounding import random_ranges
 from pseudoreal_trainer.plan.layout import POOLS, Pool
@@ -129,6 +130,7 @@ class UnitStore:
             master.itemsize,
             micro_batch=1,
             moments=moment_format(moments, master),
+            uses_muon=optimizer.algorithm == "Muon",
         )
         assert moments != BLOCKS or all(map(fills_blocks, units)), (
             "the job's rules refuse moments in blocks if a tensor does not fill its blocks"
@@ -137,7 +139,7 @@ class UnitStore:
         """Allocator of host memory for copies to and from the device."""
         self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW()
+        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW(Muon(compute))
         self.resident = {
             unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
         }
@@ -149,6 +151,9 @@ class UnitStore:
             **self._disk_states(folder, trace, enter_thread),
         }
         """Unit -> this rank's part of its state."""
+        for unit, state in self.states.items():
+            device = groups.device if layout.home(unit) == "Device" else torch.device("cpu")
+            self._adamw.muon.reserve(state.shard.ranges, master, device)
         self.updates = NewestUpdates(self.states)
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Pool -> slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute
@@ -197,6 +202,9 @@ class UnitStore:
     def _shard(self, unit: int) -> Shard:
         described, layout = self.units[unit], self._layout
         shards = layout.shards(unit)
+        assert shards == 1 or self._optimizer.algorithm != "Muon" or not described.hidden, (
+            "check_resolvable refuses layouts that cut matrices of Muon"
+        )
         elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
         random = random_ranges(described, elements, self._seed) if self._moments != self._master else ()

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
+from pseudoreal_api.resolved.layers import MODULAR, has_cross_stage_weights
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
-
-from pseudoreal_trainer.plan.layout import MODULAR
 
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
 """Schedules in which the forward passes of all micro-batches through a layer come before the layer's first backward
 pass."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
+_WHOLE: StateSharding = "None"
 _KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
@@ -55,13 +55,15 @@ class Choice:
 def choices(config: PhaseConfig) -> Iterator[Choice]:
     """Yield every choice allowed by the phase's ranks, layers, experts and batch: pipeline ranks divide the ranks,
     replicas divide the data ranks, expert ranks divide the ranks of a replica; and each data rank has at least one
-    sequence of each micro-batch."""
-    keeps = _keeps_of(config)
+    sequence of each micro-batch. Muon needs whole matrices, so no state is cut."""
+    needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
             for schedule in _schedules_of(config, pipeline, micro_batches):
-                for replicas, sharding in _shardings(data):
+                if needs_whole and has_cross_stage_weights(config.model, config.sharing, pipeline, schedule):
+                    continue
+                for replicas, sharding in [(1, _WHOLE)] if needs_whole else _shardings(data):
                     for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
                             yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
@@ -99,9 +101,9 @@ def _divisors(number: int, most: int) -> list[int]:
 def _shardings(data: int) -> Iterator[tuple[int, StateSharding]]:
     """Yield (replicas, sharding). As many replicas as data ranks are omitted: each replica would be unsharded, like the
     first choice."""
-    yield 1, "None"
+    yield 1, _WHOLE
     for replicas in _divisors(data, data - 1):
-        yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
+        yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != _WHOLE)
 
 
 def _expert_rank_choices(config: PhaseConfig, of_replica: int) -> list[int]:

@@ -48,6 +48,10 @@ ROUNDING_ON_GPU: dict[MomentFormat, float] = {
 }
 """The same on a GPU, where each of the 24 operations, 54 for blocks, moves its bytes: not measured."""
 
+_HOST_FLOPS = 1e12
+"""Floating-point operations per second of a rank's host, beside a GPU, if the profile has no figure: an eighth of a
+machine with two processors."""
+
 Load = Traffic | Literal["optimizer"]
 """Load of a step besides compute: a kind of traffic, or the optimizer's arithmetic."""
 
@@ -193,10 +197,22 @@ class MeasuredCosts:
         )
         is_on_gpu = on_device and self._sizes.device == "accelerator"
         factors = ROUNDING_ON_GPU if is_on_gpu else ROUNDING_ON_HOST
-        return self._sizes.shard(self._layout, unit) * seconds * factors[self._sizes.moments]
+        elementwise = self._sizes.shard(self._layout, unit) * seconds * factors[self._sizes.moments]
+        return elementwise + self._orthogonalization(unit)
+
+    def _orthogonalization(self, unit: int) -> float:
+        """Return the seconds of the products in which Muon orthogonalizes the unit's matrices."""
+        if not self._sizes.uses_muon:
+            return 0.0
+        of_passes, on_host = self._passes.block_forward_flops_per_second, self._speeds.host_flops_per_second
+        if not self.overlaps:
+            speed = on_host or of_passes
+        else:
+            speed = of_passes if self._layout.home(unit) == "Device" else on_host or _HOST_FLOPS
+        return self._sizes.units[unit].orthogonalization_flops / speed
 
     def _copy_of_state(self, unit: int) -> float:
-        size = self._sizes.state_bytes(self._sizes.shard(self._layout, unit))
+        size = self._sizes.state_bytes(self._sizes.shard(self._layout, unit)) - self._sizes.saved_state_bytes(unit)
         return self._speeds.update_on_host_seconds_per_element * size / _UPDATE_BYTES
 
     def _arithmetic(self, record: Pass) -> float:

@@ -61,6 +61,9 @@ class Speeds(_Model):
     memory_bytes_per_second: Rate = Field(description="Device memory, read and written.")
     update_on_device_seconds_per_element: Seconds = Field(description="Clipping, AdamW and the cast to bfloat16.")
     update_on_host_seconds_per_element: Seconds
+    host_flops_per_second: Rate | None = Field(
+        None, description="Of float32 matrix products on the host. null: not measured."
+    )
     h2d: TransferSpeed
     d2h: TransferSpeed
     disk_read: TransferSpeed

@@ -84,4 +84,5 @@ def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1, device_me
         has_z_loss=float(config.optimizer.z_loss) > 0,
         masks_documents=config.data.documents.masking == "IntraDocument",
         moments=config.optimizer.moments,
+        uses_muon=config.optimizer.algorithm == "Muon",
     )

@@ -13,6 +13,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import (
     needs_tokens,
     token_bytes,
 )
+from pseudoreal_trainer.plan.newton_schulz import scratch_bytes
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes, blocks_of
 
@@ -70,11 +71,13 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
         + _tokens_on_device(layout, sizes, rank)
         + _communicator_bytes(layout, sizes, rank)
         + _rounding_on_device(layout, sizes, rank)
+        + _orthogonalization_on_device(layout, sizes, rank)
     )
     updating = Tiers(
         host=_update_chunks(layout, sizes, rank)
         + _scaled_gradients(layout, sizes, rank)
         + _rounding_on_host(layout, sizes, rank)
+        + _orthogonalization_on_host(layout, sizes, rank)
     )
     arena, tokens = _arena_buffers(layout, sizes, rank), _token_buffers(layout, sizes, rank)
     return state + working + arena + tokens + _checkpoint_ring(layout, sizes, rank) + updating
@@ -98,7 +101,7 @@ def _min_gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
-    masters_and_moments = sizes.state_bytes(shard)
+    masters_and_moments = sizes.state_bytes(shard) - sizes.saved_state_bytes(unit)
     # With equal types, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
@@ -114,9 +117,10 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
         case "Device" if layout.moves(unit):
             return Tiers(device=masters_and_moments + copy + f * shard)
         case "Device":
-            masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
+            # Without own copies, the working copy serves as master weights.
+            masters, whole = 0 if sizes.has_own_copies else f * shard, sizes.whole(layout, unit)
             grown = f * (shard if layout.has_gradient_shard(unit) else whole)
-            return Tiers(device=c * whole + masters + MOMENTS * sizes.moment_bytes(shard) + grown)
+            return Tiers(device=c * whole + masters_and_moments - masters + grown)
 
 
 def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
@@ -234,6 +238,28 @@ def _rounding_buffers(sizes: Sizes, elements: int) -> list[int]:
     With blocks, also their numbers, and a base of 4 bytes for each block."""
     blocks = [elements, 4 * blocks_of(elements)] if sizes.moments == "Float8" else []
     return [*(elements * size for size in (*[sizes.master_bytes] * MOMENTS, 4, 4, 4)), *blocks]
+
+
+def _orthogonalization_on_host(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of the scratch memory in which Muon updates a matrix in host memory: for the largest one."""
+    updated = [unit for unit in layout.local_units(rank) if sizes.device == "cpu" or layout.home(unit) != "Device"]
+    return _largest_scratch(sizes, updated, sizes.master_bytes)
+
+
+def _orthogonalization_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of the same scratch memory on a GPU, where the iterations compute in the compute dtype."""
+    if sizes.device == "cpu":
+        return 0
+    updated = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Device"]
+    return sizes.allocated(_largest_scratch(sizes, updated, sizes.compute_bytes))
+
+
+def _largest_scratch(sizes: Sizes, units: Iterable[int], width: int) -> int:
+    """`width`: bytes of an element in the iterations."""
+    if not sizes.uses_muon:
+        return 0
+    shapes = {(matrix.rows, matrix.columns) for unit in units for matrix in sizes.units[unit].hidden_matrices}
+    return max((scratch_bytes(rows, columns, sizes.master_bytes, width) for rows, columns in shapes), default=0)
 
 
 def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:

@@ -166,9 +166,9 @@ def test_disk_update_leaves_idle_elements_unchanged(pairs: list[Pair], monkeypat
     pair, read = pairs[0], list[int]()
     read_chunk = disk_state.DiskState._read_chunk
 
-    def noted(self: disk_state.DiskState, begin: int, turn: int) -> Any:
-        read.append(begin)
-        return read_chunk(self, begin, turn)
+    def noted(self: disk_state.DiskState, turn: disk_state._Turn, number: int) -> Any:
+        read.append(turn.elements.start)
+        return read_chunk(self, turn, number)
 
     monkeypatch.setattr(disk_state.DiskState, "_read_chunk", noted)
     before = _whole(pair.memory, "weights").clone()

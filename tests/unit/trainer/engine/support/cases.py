@@ -150,6 +150,7 @@ class Case:
     drawn: str = ""
     """Further fields of the model, as JSON."""
     precision: str = "float64"
+    algorithm: Any = "AdamW"
     moments: Any = "Master"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
@@ -210,6 +211,7 @@ class Case:
             epsilon=self.epsilon,
             decay_exclusions=list(self.exclusions),
             idle_experts=self.idle,
+            algorithm=self.algorithm,
             moments=self.moments,
             multipliers=[Multiplier(tensors=t, learning_rate=r, weight_decay=d) for t, r, d in self.multipliers],
         )

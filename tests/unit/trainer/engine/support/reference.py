@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw, adamw_of_tensors
+from tests.support.muon import MuonAndAdamW
 from tests.support.rounding import round_moments
 from tests.support.routers import Routers
 from tests.unit.trainer.data.support.cut import cut
@@ -100,6 +101,9 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
     # Biases of experts are stacked, and so have two dimensions.
     beginnings = tuple(f"{name.lower()}." for name in case.exclusions)
     excluded = [p for n, p in model.named_parameters() if n.startswith(beginnings) or n.endswith(".bias")]
+    if case.algorithm == "Muon":
+        named = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+        return model, MuonAndAdamW(named, case.optimizer, RATE)
     optimizer = adamw(model.parameters(), case.optimizer, RATE, excluded=excluded)
     if case.multipliers:
         optimizer = adamw_of_tensors(
@@ -134,7 +138,7 @@ def _state_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> list[Tenso
     """Return the weights and moments. Before the first step there are no moments; after it, the moments of idle experts
     are zero."""
     state = optimizer.state.get(parameter, {})
-    return [parameter, *(state[kind] for kind in ("exp_avg", "exp_avg_sq") if state)]
+    return [parameter, *(state[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in state)]
 
 
 def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | None = None) -> float:

@@ -205,8 +205,11 @@ def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
     found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
     for kind, stream in memory.streams.items():
         flat = torch.cat([torch.empty(0, dtype=engine.blueprint.master), *stream])
-        parts = flat.split([len(span) for span in spans.values()])
-        found[kind] = {unit: (span.start, part) for (unit, span), part in zip(spans.items(), parts, strict=True)}
+        # Muon keeps no second moments of the first elements of a unit.
+        firsts = [engine.state._store.states[unit].shard.first_of(kind) for unit in spans]
+        begins = [min(max(span.start, first), span.stop) for span, first in zip(spans.values(), firsts, strict=True)]
+        parts = flat.split([span.stop - begin for span, begin in zip(spans.values(), begins, strict=True)])
+        found[kind] = {unit: (begin, part) for unit, begin, part in zip(spans, begins, parts, strict=True)}
     return found
 
 

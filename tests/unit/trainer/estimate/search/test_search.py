@@ -22,7 +22,7 @@ from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfi
 from pseudoreal_trainer.estimate.time.predict import STEPS
 from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes
+from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_layout, phase_sizes
 
 from tests.unit.trainer.estimate.time.support.profiles import profile, transfer
 
@@ -238,6 +238,20 @@ def test_expert_ranks_are_varied_only_where_a_job_may_request_them(phase: PhaseC
     changes = {"norm": phase.model.norm.model_copy(update={"placement": "Post"})} if field == "norm" else {}
     phase = phase.model_copy(update={"model": phase.model.model_copy(update=changes)})
     assert {choice.expert_ranks for choice in choices(phase)} == {1}
+
+
+@pytest.mark.parametrize("blocks", [4, 2])
+def test_candidates_with_muon_are_those_that_cut_no_matrix(phase: PhaseConfig, blocks: int) -> None:
+    sharing = phase.sharing.model_copy(update={"blocks": blocks})
+    with_muon = phase.optimizer.model_copy(update={"algorithm": "Muon"})
+    shared = phase.model_copy(update={"sharing": sharing})
+    expected = {
+        choice
+        for choice in choices(shared)
+        if choice.sharding == "None" and not phase_layout(chosen(shared, choice), "cpu").common_layer_units
+    }
+    assert set(choices(shared.model_copy(update={"optimizer": with_muon}))) == expected
+    assert {choice.pipeline for choice in expected} == ({1, 2, 4} if blocks == 4 else {1, 2})
 
 
 def test_offloaded_activations_are_only_combined_with_keep_inputs(phase: PhaseConfig) -> None:

@@ -214,6 +214,28 @@ def test_tokens_that_hide_a_transfer() -> None:
     assert "disk_read" not in tokens
 
 
+def test_muon_adds_the_seconds_of_its_products() -> None:
+    """On the device at the speed of passes, on the host of a GPU at the host's; on a CPU at the host's if measured."""
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L), speculates=True)
+    on_device = make_layout(L, 1, N)
+    sizes, rows = replace(SIZES, uses_muon=True), SIZES.model.hidden_size
+    long = SIZES.model.feed_forward.size
+    products = 5 * (4 * 6 * rows**3 + 2 * (4 * rows * rows * long + 2 * rows**3))
+
+    def added(layout: Layout, hardware: HardwareProfile) -> float:
+        with_muon, without = (MeasuredCosts(hardware, layout, one, "float32") for one in (sizes, SIZES))
+        return with_muon.loads(Update(1))["optimizer"] - without.loads(Update(1))["optimizer"]
+
+    gpu, measured = profile(), profile(host_flops_per_second=2e9)
+    cpu = gpu.model_copy(update={"overlaps": False})
+    of_passes = gpu.speeds[0].passes[0].block_forward_flops_per_second
+    assert added(on_device, gpu) == added(on_device, measured) == pytest.approx(products / of_passes)
+    assert added(layout, gpu) == pytest.approx(products / 1e12)
+    assert added(layout, measured) == pytest.approx(products / 2e9)
+    assert added(layout, cpu) == pytest.approx(products / of_passes)
+    assert added(layout, measured.model_copy(update={"overlaps": False})) == pytest.approx(products / 2e9)
+
+
 def test_updates_that_round_moments_take_longer_and_copy_fewer_bytes() -> None:
     """On a CPU every home is in host memory. A speculative update also copies weights and moments: 12 of 30 bytes, or
     8 in bfloat16, or 6 and an eighth in blocks."""

@@ -47,6 +47,7 @@ def _case(**fields: object) -> Case:
 ONE_RANK = {
     "device": _case(),
     "host": _case(homes="h", clipping="Global"),
+    "Muon": _case(homes="dhD", clipping="Global", algorithm="Muon"),
     "one slot": _case(homes="h", window=1, micro_batches=4),
     "kept graphs": _case(homes="h", clipping="PerUnit", keep="All", order="GPipe"),
     "kept products": _case(homes="h", clipping="PerUnit", keep="Products", order="GPipe", activation="SwiGLU"),

@@ -16,4 +16,5 @@ def sizes_of(case: Case) -> Sizes:
         micro_batch=case.sequences,
         masks_documents=case.documents,
         moments=case.moments,
+        uses_muon=case.algorithm == "Muon",
     )
