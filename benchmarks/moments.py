@@ -11,33 +11,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median, stdev
-from tempfile import TemporaryDirectory
 from typing import Literal
 from unittest.mock import patch
 
-import numpy as np
 import torch
-from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.optimizer import Optimizer
-from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.blocks import BLOCKS, put, stored_length
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.rounding import MomentRounding, RandomRange
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
-from benchmarks.stacks.ours import layout_of, make_engine
-from benchmarks.work import Batch, Work
+from benchmarks import book
+from benchmarks.book import WARM_UP
 
 Arm = Literal["float32", "bfloat16", "bfloat16, nearest", "blocks", "blocks, nearest"]
 _ARMS: tuple[Arm, ...] = ("float32", "bfloat16", "bfloat16, nearest", "blocks", "blocks, nearest")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "blocks": BLOCKS}
-_BOOK = Path(__file__).parents[1] / "examples" / "text" / "pride-and-prejudice.txt"
 _ELEMENTS, _ROUNDS = 1 << 25, 9
-_STEPS, _WARM_UP, _SEQUENCES, _LENGTH, _VALIDATED = 300, 30, 8, 64, 64
 _SEEDS, _RATE = range(5), 3e-3
 _BETAS2 = ("0.95", "0.999")
 
@@ -66,36 +57,10 @@ def _slices(moments: torch.dtype) -> Slices:
 
 def final_loss(arm: Arm, seed: int, beta2: str) -> float:
     """Return the validation loss after the last step, in nats per byte."""
-    book = torch.from_numpy(np.frombuffer(_BOOK.read_bytes(), np.uint8).astype(np.int64))
-    training, validation = book[: len(book) * 9 // 10], book[len(book) * 9 // 10 :]
-    random = torch.Generator().manual_seed(seed)
-    batches = _windows(training, torch.randint(len(training) - _LENGTH, (_STEPS, _SEQUENCES), generator=random))
-    model = Model(
-        layers=2,
-        hidden_size=64,
-        attention=Attention(heads=4),
-        sequence_length=_LENGTH,
-        feed_forward=FeedForward(size=256),
-    )
-    work = Work(model, seed, batches, 1, recompute=False)
-    with TemporaryDirectory() as folder, _rounding(arm):
+    optimizer = Optimizer(beta2=beta2, weight_decay="0.1")
+    with _rounding(arm):
         moments = _DTYPES[arm.partition(",")[0]]
-        layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
-        optimizer = Optimizer(beta2=beta2, weight_decay="0.1")
-        engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout, Path(folder), moments=moments,
-                             optimizer=optimizer)  # fmt: skip
-        for step, batch in enumerate(batches):
-            rate = _RATE * min(1.0, (step + 1) / _WARM_UP)
-            engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate, stop=False), step)
-        engine.state.wait_for_updates()
-        found = _windows(validation, torch.linspace(0, len(validation) - _LENGTH - 1, _VALIDATED).long())
-        loss = sum(engine.evaluate(Batch((found,)), 1).values()) / (_VALIDATED * _LENGTH)
-        engine.close()
-    return loss
-
-
-def _windows(text: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-    return text[begins[..., None] + torch.arange(_LENGTH + 1)]
+        return book.final_loss(optimizer, lambda step: _RATE * min(1.0, (step + 1) / WARM_UP), seed, 64, moments)
 
 
 @contextmanager

@@ -8,27 +8,19 @@ an update of one block on the host, beside AdamW in turns.
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median, stdev
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.optimizer import Optimizer
-from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.plan.newton_schulz import flops
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
-from benchmarks.stacks.ours import layout_of, make_engine
-from benchmarks.work import Batch, Work
+from benchmarks import book
+from benchmarks.book import STEPS, WARM_UP
 
-_BOOK = Path(__file__).parents[1] / "examples" / "text" / "pride-and-prejudice.txt"
 _ALGORITHMS = ("AdamW", "Muon")
-_STEPS, _WARM_UP, _SEQUENCES, _LENGTH, _VALIDATED = 300, 30, 8, 64, 128
 _RATES = ("4e-3", "8e-3", "1.6e-2", "3.2e-2", "6.4e-2")
 _BRACKET_SEED, _SEEDS = 100, range(5)
 _SHAPES = [(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)]
@@ -37,34 +29,11 @@ _ROUNDS = 5
 
 def final_loss(algorithm: str, rate: float, seed: int) -> float:
     """Return the validation loss after the last step, in nats per byte. The rate decays to a tenth."""
-    book = torch.from_numpy(np.frombuffer(_BOOK.read_bytes(), np.uint8).astype(np.int64))
-    training, validation = book[: len(book) * 9 // 10], book[len(book) * 9 // 10 :]
-    random = torch.Generator().manual_seed(seed)
-    batches = _windows(training, torch.randint(len(training) - _LENGTH, (_STEPS, _SEQUENCES), generator=random))
-    model = Model(
-        layers=2,
-        hidden_size=64,
-        attention=Attention(heads=4),
-        sequence_length=_LENGTH,
-        feed_forward=FeedForward(size=256),
-    )
-    work = Work(model, seed, batches, 1, recompute=False)
-    optimizer = Optimizer.model_validate({"algorithm": algorithm})
-    with TemporaryDirectory() as folder:
-        layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
-        engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout, Path(folder), optimizer=optimizer)
-        for step, batch in enumerate(batches):
-            share = min((step + 1) / _WARM_UP, 1 - 0.9 * (step - _WARM_UP) / (_STEPS - _WARM_UP))
-            engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate * share, stop=False), step)
-        engine.state.wait_for_updates()
-        found = _windows(validation, torch.linspace(0, len(validation) - _LENGTH - 1, _VALIDATED).long())
-        loss = sum(engine.evaluate(Batch((found,)), 1).values()) / (_VALIDATED * _LENGTH)
-        engine.close()
-    return loss
 
+    def of_step(step: int) -> float:
+        return rate * min((step + 1) / WARM_UP, 1 - 0.9 * (step - WARM_UP) / (STEPS - WARM_UP))
 
-def _windows(text: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-    return text[begins[..., None] + torch.arange(_LENGTH + 1)]
+    return book.final_loss(Optimizer.model_validate({"algorithm": algorithm}), of_step, seed, 128)
 
 
 def compare_losses() -> None:
