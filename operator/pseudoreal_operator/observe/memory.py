@@ -12,7 +12,8 @@ to be behind; then a pass does not use it at all:
 
 import json
 import time
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ NEVER = 2**63
 """Version that no watch tells: the memory is behind an object without a readable version."""
 MOST_JOB_BYTES = 2**18
 """Largest job that is kept, in bytes of JSON; larger jobs are read for each pass."""
+MOST_KEPT_BYTES = 2**26
+"""Maximum bytes of all kept jobs, compressed; other jobs are read for each pass. One namespace may have a quarter: no
+tenant alone can fill the memory."""
 
 
 class Child(NamedTuple):
@@ -120,7 +124,7 @@ class _Job(NamedTuple):
     uid: str
     version: int
     data: bytes | None
-    """JSON of that version; None: no pass has read it, or it is too large to be kept."""
+    """Compressed JSON of that version; None: no pass has read it, it is too large to be kept, or the job has ended."""
     confirmed: float
     """Time of the monotonic clock at which the job was last read from the API server."""
 
@@ -181,6 +185,8 @@ class Memory:
         self._names: dict[str, JobName] = {}
         """Uid of a child -> job by its label."""
         self._jobs: dict[JobName, _Job] = {}
+        self._kept: Counter[str] = Counter()
+        """Namespace -> bytes of its kept jobs."""
         self._has_all_jobs = False
         self._distrusted: set[JobName] = set()
 
@@ -259,7 +265,7 @@ class Memory:
             if known is not None and known.uid == metadata["uid"]:
                 self.forget_job(name)
         elif known is None or version > known.version or not version:
-            self._jobs[name] = _Job(metadata["uid"], version, None, self._clock())
+            self._set_job(name, _Job(metadata["uid"], version, None, self._clock()))
 
     def keep_job(self, body: Json, *, is_write: bool = False) -> None:
         """Keep a whole job as a list, a read or the answer to a write (`is_write`) has it, unless the watch has told a
@@ -269,13 +275,24 @@ class Memory:
         known = self._jobs.get(name)
         if not version or (known is not None and version < known.version):
             return
-        kept = body | {"metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
-        data = json.dumps(kept, separators=(",", ":")).encode()
         confirmed = known.confirmed if known and is_write else self._clock()
-        self._jobs[name] = _Job(metadata["uid"], version, data if len(data) <= MOST_JOB_BYTES else None, confirmed)
+        self._set_job(name, _Job(metadata["uid"], version, _compressed(body), confirmed))
+
+    def _set_job(self, name: JobName, job: _Job) -> None:
+        """Keep a job, without its data if the kept jobs would take too many bytes."""
+        self._drop_job(name)
+        size, share = len(job.data or b""), self._kept[name[0]]
+        if share + size > MOST_KEPT_BYTES // 4 or self._kept.total() + size > MOST_KEPT_BYTES:
+            job, size = job._replace(data=None), 0
+        self._jobs[name] = job
+        self._kept += Counter({name[0]: size})
+
+    def _drop_job(self, name: JobName) -> None:
+        if (known := self._jobs.pop(name, None)) is not None:
+            self._kept -= Counter({name[0]: len(known.data or b"")})
 
     def forget_job(self, name: JobName) -> None:
-        self._jobs.pop(name, None)
+        self._drop_job(name)
         self._distrusted.discard(name)
         if name in self._families and not any(self._families[name].children.values()):
             del self._families[name]
@@ -336,7 +353,7 @@ class Memory:
             return None
         if not all(self.is_current(kind, name) for kind in KINDS):
             return None
-        body: Json = json.loads(known.data)
+        body: Json = json.loads(zlib.decompress(known.data))
         return body
 
     def is_current(self, kind: str, name: JobName) -> bool:
@@ -406,6 +423,16 @@ def _child(kind: str, body: Json) -> Child:
     except Exception:  # anyone can label a malformed object; the pass over the job reads it and reports the error
         read = None
     return Child(str(metadata.get("name")), version, uid, is_own, orphan, read, labels.get(POD_JOB, ""), finished)
+
+
+def _compressed(job: Json) -> bytes | None:
+    """Return the job as it is kept; None if it is too large, or has ended: an ended job has few passes."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    if any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions):
+        return None
+    metadata = {key: value for key, value in job["metadata"].items() if key != "managedFields"}
+    data = json.dumps(job | {"metadata": metadata}, separators=(",", ":")).encode()
+    return zlib.compress(data, 1) if len(data) <= MOST_JOB_BYTES else None
 
 
 def _job_name(body: Json) -> JobName:

@@ -149,7 +149,7 @@ class Cluster:
 
     async def finish(self) -> None:
         self.world.finish_all()
-        for _ in range(4):
+        while not has_ended(self.world.status):
             self.world.control()
             await self.reconcile()
 

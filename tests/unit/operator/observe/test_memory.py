@@ -1,0 +1,60 @@
+"""Memory of jobs and children: its bounds, and when it is known to be behind."""
+
+import random
+from typing import Any
+
+import pytest
+from pseudoreal_operator.observe.memory import KINDS, MOST_KEPT_BYTES, Json, Memory
+
+NAME = ("team", "a")
+
+
+def make_job(name: tuple[str, str] = NAME, version: int = 1, text: str = "", **status: Any) -> Json:
+    metadata = {"namespace": name[0], "name": name[1], "uid": f"uid-{name[1]}", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"text": text}, "status": status}
+
+
+def listed_memory() -> Memory:
+    """Return a memory of watches that are connected and have listed no children."""
+    memory = Memory(lambda: 0.0)
+    for kind in KINDS:
+        watched = memory.watch(kind, None)
+        watched.list_again().finish("5")
+        watched.connected()
+    memory.jobs_listed()
+    return memory
+
+
+def test_jobs_of_one_namespace_leave_room_for_other_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = MOST_KEPT_BYTES // 16  # of 125 jobs, as the real bound is of 2,000
+    monkeypatch.setattr("pseudoreal_operator.observe.memory.MOST_KEPT_BYTES", most)
+    memory, draw = listed_memory(), random.Random(0)
+    for number in range(125):
+        memory.keep_job(make_job(("evil", f"job-{number}"), text=draw.randbytes(125_000).hex()))
+    memory.keep_job(make_job())
+    assert memory.job(NAME) == make_job()
+    kept = sum(len(job.data or b"") for job in memory._jobs.values())
+    assert most // 8 < kept <= most // 4 + 1000
+    for number in range(125):
+        memory.forget_job(("evil", f"job-{number}"))
+    memory.forget_job(NAME)
+    assert not memory._kept, "the room is free again"
+
+
+def test_all_namespaces_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_operator.observe.memory.MOST_KEPT_BYTES", 40_000)
+    memory, draw = listed_memory(), random.Random(0)
+    names = [(f"team-{number}", "a") for number in range(100)]
+    for name in names:
+        memory.keep_job(make_job(name, text=draw.randbytes(2000).hex()))
+    kept = sum(memory.job(name) is not None for name in names)
+    assert 10 < kept < 25
+
+
+def test_jobs_that_have_ended_are_not_kept() -> None:
+    memory = listed_memory()
+    memory.keep_job(make_job(conditions=[{"type": "Complete", "status": "False"}]))
+    assert memory.job(NAME) is not None
+    memory.keep_job(make_job(version=2, conditions=[{"type": "Failed", "status": "True"}]))
+    assert memory.job(NAME) is None
+    assert not memory._kept
