@@ -101,11 +101,14 @@ class _Followed:
 
     def silent_pod(self, now: datetime) -> _RankZeroPod | None:
         """Return the pod of rank 0 if its log should be read now; else None. The log tells nothing that is needed while
-        any pod of the job reports: then the path works, and the other pods tell of a hang."""
-        to = self.rank_zero_pod if self.silent_since(now, QUIET_SECONDS) else None
-        return (
-            to if to and to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now) else None
-        )
+        another pod reports ranks of the same execution: then the path works, and that pod tells of a hang. A spare pod
+        has no ranks, and cannot tell."""
+        to = self.rank_zero_pod
+        if to is None or not to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now):
+            return None
+        others = (one for one in self.last_reports.values() if one.execution == to.reporter.execution)
+        heard = (one for one in others if (now - one.last).total_seconds() <= QUIET_SECONDS)
+        return None if any(one.report.ranks for one in heard) else to
 
 
 class ReportStore:

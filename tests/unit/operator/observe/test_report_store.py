@@ -255,6 +255,21 @@ def test_log_of_a_reporting_pod_is_not_read() -> None:
     assert log_readings(report_store, range(600, 800)) == [611, 671, 752], "until it falls silent"
 
 
+@pytest.mark.parametrize(
+    "witness",
+    [replace(REPORTER, index=1), replace(REPORTER, index=1, execution=EXECUTION._replace(number=0))],
+    ids=["spare pod", "dying pod of an earlier execution"],
+)
+def test_log_is_read_while_only_pods_report_that_cannot_tell_of_a_hang(witness: ReportingPod) -> None:
+    report_store = store_with_rank_zero_pod()
+    report = PodReport() if witness.execution == EXECUTION else report_at(7)
+    read = []
+    for second in range(0, 100, 5):
+        report_store.store(witness, report, after(second))
+        read += log_readings(report_store, range(second, second + 5))
+    assert read == [21, 81]
+
+
 def test_log_with_new_steps_is_read_every_minute() -> None:
     report_store, found = store_with_rank_zero_pod(), []
     for second in range(300):
