@@ -158,6 +158,11 @@ class Api:
         page_head_of(head)  # raises if the answer is not a list; otherwise it would look like a list without the object
         return metadata_of(head) is not None
 
+    async def version(self, kind: str, namespace: str | None, selector: str) -> str:
+        """Return the present resource version of the objects of a kind."""
+        request = kubernetes_requests.list_of(kind, namespace, selector).page(1, None)
+        return str(page_head_of(await self._head(request.list_metadata_only()))["resourceVersion"])
+
     async def watch(
         self,
         kind: str,

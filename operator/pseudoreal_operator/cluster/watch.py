@@ -29,6 +29,9 @@ class Store(Protocol):
     def told(self, version: str) -> None:
         """Note that all changes up to this version have been told."""
 
+    def missed(self, version: str) -> None:
+        """Note that changes up to this version may have happened while the watch was cut."""
+
     def list_again(self) -> "Listing":
         """Return an empty list for the present objects. Until `Listing.finish`, nothing is known of them."""
 
@@ -79,6 +82,10 @@ class Watch:
                     self.on_missed()
                     started.set()
                     last_event.set_to_current_time()
+                elif failures:
+                    # The watch is connected before it has told the changes since its last version, and these may be
+                    # hours old.
+                    self.store.missed(await self.api.version(self.kind, self.namespace, self.label))
                 changes = self.api.watch(self.kind, self.namespace, self.label, version, opened=self.store.connected)
                 async for change, body in changes:
                     version, failures = body["metadata"]["resourceVersion"], 0

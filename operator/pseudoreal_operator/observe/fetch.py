@@ -34,9 +34,9 @@ Json = dict[str, Any]
 
 _CLAIM = "PersistentVolumeClaim"
 _FORBIDDEN = 403
-MEMORY_BEHIND = timedelta(seconds=60)
-"""Time by which the memory is behind at most, as far as clocks are concerned: a watch is told everything at once, and
-without a word for 90 seconds it is cut. Bounds of reported times are that much wider, and not wrong, if it is more."""
+MEMORY_BEHIND = timedelta(seconds=120)
+"""Time by which the memory is behind at most: a watch is told everything at once, and counts as cut after 90 seconds of
+silence. Bounds of reported times are that much wider."""
 _EVENTS = 50
 """Maximum number of events that are read of a claim."""
 

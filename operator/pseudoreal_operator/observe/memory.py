@@ -5,7 +5,7 @@ different kinds are behind by different times. So a pass may use it for routine 
 `lifecycle/routine.py`), and reads from the API server what anything else depends on. In some cases the memory is known
 to be behind; then a pass does not use it at all:
 
-- a watch has not listed its objects yet, or its connection is cut;
+- a watch has not listed its objects yet, its connection is cut, or it has yet to tell what happened while it was cut;
 - a write of the operator, or a newer version that a pass has read, has not arrived through the watch;
 - a pass has failed, or a child cannot be read.
 """
@@ -136,11 +136,13 @@ class WatchedKind:
         self._memory, self.kind, self.namespace = memory, kind, namespace
         self.version = 0
         """Version up to which the watch has told all changes; 0: not listed yet."""
+        self._missed = 0
+        """Version up to which changes have happened while the watch was cut."""
         self._is_connected = False
 
     @property
     def is_current(self) -> bool:
-        return self._is_connected and self.version > 0
+        return self._is_connected and self.version > 0 and self.version >= self._missed
 
     def connected(self) -> None:
         self._is_connected = True
@@ -152,9 +154,13 @@ class WatchedKind:
         """Note that all changes up to this version have been told."""
         self.version = max(self.version, version_of(version))
 
+    def missed(self, version: str) -> None:
+        """Note that the watch, which was cut, has yet to tell the changes up to this version."""
+        self._missed = max(self._missed, version_of(version) or NEVER)
+
     def list_again(self) -> "_Listing":
         """Return an empty list for the present objects. Until `finish`, the memory is not used."""
-        self.version = 0
+        self.version = self._missed = 0
         return _Listing(self._memory, self)
 
 

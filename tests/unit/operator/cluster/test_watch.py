@@ -36,6 +36,7 @@ class Server:
         self.missed = 0
         self.fails_at = ""
         self.present: list[Json] = []
+        self.present_version = "100"
         self.store = Memory().watch("Pod", None)
         self.was_current: list[bool] = []
         """Whether the memory could be used, at each change and at each time at which changes may have been missed."""
@@ -63,6 +64,9 @@ class Server:
             if isinstance(change, Exception):
                 raise change
             yield change  # type: ignore[misc]
+
+    async def version(self, *_: str) -> str:
+        return self.present_version
 
     def run(self) -> None:
         async def main() -> None:
@@ -178,6 +182,23 @@ def test_memory_is_used_while_its_watch_is_connected_and_has_listed() -> None:
     server.run()
     missed, told, missed_again, told_again = server.was_current
     assert (missed, told, missed_again, told_again) == (False, True, False, True)
+
+
+def test_memory_is_used_again_once_the_watch_has_told_all_changes_since_it_was_cut() -> None:
+    """The API server accepts the watch before it sends the backlog."""
+    changes = [make_change(101), OSError("cut")], [make_change(102), make_change(150, "BOOKMARK"), make_change(151)]
+    server = Server(*changes)
+    server.present_version = "150"
+    server.run()
+    missed, told, behind, told_all = server.was_current
+    assert (missed, told, behind, told_all) == (False, True, False, True)
+
+
+def test_list_after_a_cut_needs_no_backlog() -> None:
+    server = Server([make_change(101), OSError("cut")], [ApiException(status=410)], [make_change(201)])
+    server.present_version = "100000"
+    server.run()
+    assert server.was_current == [False, True, False, True]
 
 
 @pytest.mark.parametrize("error", [OSError("cut"), ApiException(status=410)])

@@ -4,6 +4,8 @@ import random
 from typing import Any
 
 import pytest
+from pseudoreal_operator.cluster.api import _SILENT_SECONDS, REQUEST_SECONDS
+from pseudoreal_operator.observe.fetch import MEMORY_BEHIND
 from pseudoreal_operator.observe.memory import KINDS, MOST_KEPT_BYTES, Json, Memory
 
 NAME = ("team", "a")
@@ -23,6 +25,10 @@ def listed_memory() -> Memory:
         watched.connected()
     memory.jobs_listed()
     return memory
+
+
+def test_a_silent_watch_is_cut_before_the_memory_is_behind_by_more_than_bounds_of_times_allow() -> None:
+    assert MEMORY_BEHIND.total_seconds() > _SILENT_SECONDS + REQUEST_SECONDS
 
 
 def test_jobs_of_one_namespace_leave_room_for_other_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
