@@ -145,8 +145,9 @@ def guess_name(line: bytes) -> tuple[str, str] | None:
 
 
 def _partial(head: bytes) -> Any:
+    # The first MOST_VALUES bytes have no more values than that, and contain name, namespace, uid and version.
+    read = head if sum(map(head.count, (b"{", b"[", b","))) <= MOST_VALUES else head[:MOST_VALUES]
     try:
-        read = head if sum(map(head.count, (b"{", b"[", b","))) <= MOST_VALUES else b""
         return from_json(read, allow_partial=True)
     except ValueError:
         return None

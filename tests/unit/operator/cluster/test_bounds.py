@@ -110,6 +110,19 @@ def test_metadata_of_an_object_of_any_depth_is_read(head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "opening", ["", '{"type":"MODIFIED","object":', '{"metadata":{"resourceVersion":"9"},"items":[']
+)
+def test_name_and_version_of_an_object_with_too_many_commas_in_an_annotation_are_read(opening: str) -> None:
+    labels, annotations = {"pseudoreal.dev/job": "a"}, {"text": "," * (MOST_VALUES + 50_000)}
+    known = {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": labels}
+    metadata = {**known, "annotations": annotations}
+    head = opening + json.dumps({"kind": "Pod", "metadata": metadata, "spec": {}}, separators=(",", ":"))
+    found = metadata_of(head.encode())
+    assert found is not None
+    assert {key: found[key] for key in known} == known
+
+
+@pytest.mark.parametrize(
     "head", [b"", b"<html>", b"[]", b'{"metadata":3}', b'{"metadata":{"name":3}}', b'{"items":[]}']
 )
 def test_metadata_without_a_name_is_none(head: bytes) -> None:
