@@ -151,10 +151,13 @@ async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> fl
             return await _reconcile_and_report_errors(deps, body, callbacks, Source.MEMORY)
         except NotRoutine as found:
             is_success = found.is_success
+    if not is_success:
+        deps.memory.trust(name)  # before everything is read: a reason for distrust that comes meanwhile stays
     async with AsyncExitStack() as stack:
         try:
             body = await _read_job(deps, name, stack)
         except Unreadable as reason:
+            deps.memory.distrust(name)
             await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
             return None
         if "deletionTimestamp" in body["metadata"]:
@@ -163,9 +166,7 @@ async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> fl
         if is_success:
             with suppress(NotRoutine):
                 return await _reconcile_and_report_errors(deps, body, callbacks, Source.MEMORY_OF_PODS)
-        wait = await _reconcile_and_report_errors(deps, body, callbacks, Source.API_SERVER)
-        deps.memory.trust(name)
-        return wait
+        return await _reconcile_and_report_errors(deps, body, callbacks, Source.API_SERVER)
 
 
 async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:

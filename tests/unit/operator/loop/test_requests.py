@@ -342,6 +342,26 @@ async def test_conflict_of_a_status_from_memory_is_followed_by_a_reading() -> No
     assert cluster.world.status.replicas.ready == 1
 
 
+async def test_distrust_that_comes_during_a_pass_stays() -> None:
+    cluster = Cluster(2)
+    await cluster.start()
+    memory, apply = cluster.deps.memory, cluster.apply
+
+    async def distrust_and_apply(*arguments: Any, **also: Any) -> Json:
+        memory.distrust(NAME)
+        return await apply(*arguments, **also)
+
+    memory.distrust(NAME)
+    cluster.world.pods[next(iter(cluster.world.pods))]["status"]["conditions"] = []
+    cluster.apply = distrust_and_apply  # type: ignore[method-assign]
+    cluster.requests.clear()
+    await cluster.reconcile()
+    assert "STATUS" in cluster.requests
+    assert memory.job(NAME) is None
+    await cluster.reconcile()
+    assert memory.job(NAME) is not None
+
+
 @pytest.mark.parametrize(
     "harm",
     [
