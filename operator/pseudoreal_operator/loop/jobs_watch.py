@@ -66,6 +66,7 @@ class JobsWatch:
             register_handler(registry, self._loop, own)
             started = time.monotonic()
             error = await _run_until_end(_operator(registry, self._settings), contact)
+            self._loop.jobs_unwatched()
             failures = 1 if time.monotonic() - started > _SUCCESS_SECONDS else failures + 1
             pause = min(backoff_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
             KOPF_RESTARTS.inc()

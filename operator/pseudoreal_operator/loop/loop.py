@@ -145,6 +145,10 @@ class Loop:
         self._router.invalidate_initial_list(name)
         self._queue.add(name, after)
 
+    def jobs_unwatched(self) -> None:
+        """Note that the watch of jobs has ended; `job_changes_missed` follows once it has begun again."""
+        self._memory.jobs_unwatched()
+
     def job_changes_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
         self._changed_meanwhile = set()

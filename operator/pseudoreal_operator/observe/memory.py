@@ -6,6 +6,7 @@ different kinds are behind by different times. So a pass may use it for routine 
 to be behind; then a pass does not use it at all:
 
 - a watch has not listed its objects yet, its connection is cut, or it has yet to tell what happened while it was cut;
+- the watch of jobs has ended, or the jobs have not been listed since it began;
 - a write of the operator, or a newer version that a pass has read, has not arrived through the watch;
 - a pass has failed, or a child cannot be read.
 """
@@ -193,7 +194,7 @@ class Memory:
         self._jobs: dict[JobName, _Job] = {}
         self._kept: Counter[str] = Counter()
         """Namespace -> bytes of its kept jobs."""
-        self._has_all_jobs = False
+        self._has_all_jobs = self._jobs_watched = False
         self._distrusted: set[JobName] = set()
 
     # Told by the watches of children.
@@ -303,9 +304,13 @@ class Memory:
         if name in self._families and not any(self._families[name].children.values()):
             del self._families[name]
 
+    def jobs_unwatched(self) -> None:
+        """Note that the watch of jobs has ended."""
+        self._jobs_watched = False
+
     def jobs_missed(self) -> None:
-        """Note that changes of jobs may have been missed."""
-        self._has_all_jobs = False
+        """Note that the watch of jobs has begun, or has begun again: changes may have been missed before."""
+        self._has_all_jobs, self._jobs_watched = False, True
 
     def jobs_listed(self) -> None:
         self._has_all_jobs = True
@@ -353,7 +358,9 @@ class Memory:
     def job(self, name: JobName) -> Json | None:
         """Return the job; None if the memory does not have it, or is known to be behind for it or its children."""
         known = self._jobs.get(name)
-        if known is None or known.data is None or not self._has_all_jobs or name in self._distrusted:
+        if known is None or known.data is None or name in self._distrusted:
+            return None
+        if not (self._jobs_watched and self._has_all_jobs):
             return None
         if self._clock() - known.confirmed > CONFIRM_SECONDS:
             return None

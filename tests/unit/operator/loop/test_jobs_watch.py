@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Sized
 from typing import Any, cast
+from unittest.mock import Mock
 
 import kopf
 import pytest
@@ -119,11 +120,13 @@ async def test_kopf_is_restarted_whatever_ends_it(error: type[BaseException], mo
 
     monkeypatch.setattr(jobs_watch, "_operator", lambda *_: operator)
     monkeypatch.setattr(jobs_watch, "_MOST_PAUSE_SECONDS", 0.01)
-    watch = JobsWatch(Loop.__new__(Loop), SETTINGS)
+    loop = Mock(spec=Loop)
+    watch = JobsWatch(loop, SETTINGS)
     running = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await third.wait()
     assert not running.done()
+    assert loop.jobs_unwatched.call_count == 2, "the memory of jobs is not used until the next run has listed"
     running.cancel()
     await asyncio.wait([running], timeout=5)
     assert running.cancelled()

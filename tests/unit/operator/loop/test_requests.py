@@ -55,6 +55,7 @@ class Cluster:
             memory=self.watches.memory,
         )
         self.deps.memory.keep_job(self.job())
+        self.deps.memory.jobs_missed()
         self.deps.memory.jobs_listed()
         self.watches.happen()
 
@@ -366,10 +367,11 @@ async def test_distrust_that_comes_during_a_pass_stays() -> None:
     "harm",
     [
         lambda memory: memory.jobs_missed(),
+        lambda memory: memory.jobs_unwatched(),
         lambda memory: memory.distrust(NAME),
         lambda memory: setattr(memory, "_clock", lambda: 1e9),
     ],
-    ids=["jobs missed", "a failed pass", "long ago"],
+    ids=["jobs missed", "jobs unwatched", "a failed pass", "long ago"],
 )
 async def test_everything_is_read_when_the_memory_of_jobs_may_be_wrong(harm: Callable[[Any], object]) -> None:
     cluster = Cluster(2)

@@ -23,12 +23,26 @@ def listed_memory() -> Memory:
         watched = memory.watch(kind, None)
         watched.list_again().finish("5")
         watched.connected()
+    memory.jobs_missed()
     memory.jobs_listed()
     return memory
 
 
 def test_a_silent_watch_is_cut_before_the_memory_is_behind_by_more_than_bounds_of_times_allow() -> None:
     assert MEMORY_BEHIND.total_seconds() > _SILENT_SECONDS + REQUEST_SECONDS
+
+
+def test_jobs_in_memory_are_not_used_while_nothing_watches_jobs() -> None:
+    memory = listed_memory()
+    memory.keep_job(make_job())
+    memory.jobs_unwatched()
+    assert memory.job(NAME) is None
+    memory.jobs_listed()
+    assert memory.job(NAME) is None, "a list that ends while nothing watches"
+    memory.jobs_missed()
+    assert memory.job(NAME) is None
+    memory.jobs_listed()
+    assert memory.job(NAME) is not None
 
 
 def test_jobs_of_one_namespace_leave_room_for_other_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
