@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from kubernetes.aio.client import ApiException
@@ -194,9 +195,8 @@ class _Found:
 
     async def list_jobs(self, api: Api, memory: Memory, job: PseudoRealJob) -> None:
         versions, listed = dict[str, int](), list[str]()
-        async for body in api.each(
-            "Job", job.metadata.namespace, _selector(job), skipped=self.skip, listed=listed.append
-        ):
+        skip = partial(self.skip, versions)
+        async for body in api.each("Job", job.metadata.namespace, _selector(job), skipped=skip, listed=listed.append):
             versions[body["metadata"].get("uid", "")] = version_of_object(body)
             if self.is_own(body):
                 child = read_job(body)
@@ -210,9 +210,9 @@ class _Found:
         may be thousands."""
         without = f",{POD_JOB} notin ({','.join(sorted(finished))})" if finished else ""
         versions, listed = dict[str, int](), list[str]()
-        pods: list[Pod] = []
+        skip, pods = partial(self.skip, versions), list[Pod]()
         async for body in api.each(
-            "Pod", job.metadata.namespace, _selector(job) + without, skipped=self.skip, listed=listed.append
+            "Pod", job.metadata.namespace, _selector(job) + without, skipped=skip, listed=listed.append
         ):
             versions[body["metadata"].get("uid", "")] = version_of_object(body)
             if self.is_own(body):
@@ -230,9 +230,11 @@ class _Found:
         self.pods = known.pods_without(finished)
         self.orphans = list(known.orphans)
 
-    def skip(self, body: Json, reason: Unreadable) -> None:
-        """Count an object that is beyond the bounds. Raises Unreadable with its reason if the object is a child of the
-        job: without this child a pass would decide wrongly."""
+    def skip(self, versions: dict[str, int], body: Json, reason: Unreadable) -> None:
+        """Count an object that is beyond the bounds, and add it to the present `versions`. Raises Unreadable with its
+        reason if the object is a child of the job: without this child a pass would decide wrongly."""
+        if uid := body["metadata"].get("uid"):
+            versions[uid] = version_of_object(body)
         if body["metadata"] and self.is_own(body):
             raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
 

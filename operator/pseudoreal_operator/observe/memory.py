@@ -112,9 +112,9 @@ class _Family:
     ending: dict[str, str] = field(default_factory=dict)
     """Uid -> kind of children that the operator has deleted: the memory is not used before the watch tells that they
     end."""
-    gone: dict[str, str] = field(default_factory=dict)
-    """Uid -> kind of children that a pass did not find any more: the memory is not used before the watch tells that
-    they are gone."""
+    gone: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Uid -> kind of children that a pass did not find any more, and version of the list without them: the memory is
+    not used before the watch tells that they are gone, or that they have changed since."""
     snapshots: dict[str, Children] = field(default_factory=dict)
     """Uid of a job -> its children, since the last change."""
 
@@ -178,7 +178,7 @@ class _Listing:
             self._found[str(uid)] = _job_name(body), _child(self._watched.kind, body)
 
     def finish(self, version: str) -> None:
-        self._memory.replace(self._watched.kind, self._watched.namespace, self._found)
+        self._memory.replace(self._watched.kind, self._watched.namespace, self._found, version_of(version))
         self._watched.told(version)
 
 
@@ -219,13 +219,14 @@ class Memory:
         self._told(kind, body)
         return Change(before, after)
 
-    def replace(self, kind: str, namespace: str | None, listed: dict[str, tuple[JobName, Child]]) -> None:
-        """Replace all objects of a kind in a namespace (None: all)."""
+    def replace(self, kind: str, namespace: str | None, listed: dict[str, tuple[JobName, Child]], at: int) -> None:
+        """Replace all objects of a kind in a namespace (None: all) by the objects of a list of version `at`."""
         for uid, name in list(self._names.items()):
             if namespace in (None, name[0]) and uid not in listed and uid in self._families[name].children[kind]:
                 self._remove(kind, uid)
         for uid, (name, child) in listed.items():
             self._store(kind, uid, name, child)
+            self._found_at(name, uid, at)
 
     def _told(self, kind: str, body: Json) -> None:
         watch = self._watch_of(kind, body["metadata"].get("namespace", ""))
@@ -247,6 +248,13 @@ class Memory:
         self._names[uid], family.children[kind][uid] = name, child
         if child.is_leaving:
             family.ending.pop(uid, None)
+        self._found_at(name, uid, child.version)
+
+    def _found_at(self, name: JobName, uid: str, version: int) -> None:
+        """Note that an object existed at this version."""
+        gone = self._families[name].gone
+        if uid in gone and gone[uid][1] < version:
+            del gone[uid]
 
     def _remove(self, kind: str, uid: str) -> None:
         name = self._names.pop(uid, None)
@@ -341,10 +349,12 @@ class Memory:
         for uid, version in versions.items():
             if uid not in known or known[uid].version < version:
                 self._await(kind, name, version)
+            if name in self._families:
+                self._found_at(name, uid, at)
         for uid, child in known.items():
             # An object that is newer than the list was told while the pass read it.
             if uid not in versions and child.version <= at and child.job not in not_read:
-                self._families[name].gone[uid] = kind
+                self._families[name].gone[uid] = kind, at
 
     def distrust(self, name: JobName) -> None:
         """Let the next pass read everything from the API server, as after an error."""
@@ -379,7 +389,7 @@ class Memory:
             return True
         if watch.version < family.awaited.get(kind, 0):
             return False
-        if kind in family.ending.values() or kind in family.gone.values():
+        if kind in family.ending.values() or any(kind == one for one, _ in family.gone.values()):
             return False
         family.awaited.pop(kind, None)
         return True

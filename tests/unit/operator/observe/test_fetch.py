@@ -10,6 +10,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.fetch import observe
+from pseudoreal_operator.observe.memory import Memory
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import pending_phases
@@ -58,11 +59,13 @@ class Server:
             yield body
 
 
-async def observe_with(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
+async def observe_with(
+    server: Server, status: PseudoRealJobStatus | None = None, memory: Memory | None = None
+) -> Observed:
     job = make_job(spec__checkpoint__storage={"volume": CLAIM})
     at = status or PseudoRealJobStatus(execution=1, phases=pending_phases(job.spec))
     return await observe(
-        cast(Api, server), ReportStore(), TerminationMessages(), Sightings(), job, at, datetime.now(UTC)
+        cast(Api, server), ReportStore(), TerminationMessages(), Sightings(), job, at, datetime.now(UTC), memory=memory
     )
 
 
@@ -168,6 +171,21 @@ async def test_unreadable_object_of_others_is_ignored() -> None:
     server.unreadable = [foreign, {"metadata": {}}, {"metadata": {"name": "bare"}}]
     found = await observe_with(server)
     assert (found.jobs, found.pods, found.objects_of_deleted_job) == ((), (), ())
+
+
+async def test_unreadable_object_is_there() -> None:
+    memory, server = Memory(), Server()
+    watched = memory.watch("Pod", None)
+    watched.list_again().finish("5")
+    watched.connected()
+    metadata = {"namespace": "default", "name": "pod", "uid": "pod", "labels": {"pseudoreal.dev/job-name": "sim"}}
+    memory.child_changed("Pod", "ADDED", {"metadata": metadata | {"resourceVersion": "6"}})
+    server.unreadable = [{"metadata": metadata | {"resourceVersion": "6"}}]
+    await observe_with(server, memory=memory)
+    assert memory.is_current("Pod", ("default", "sim"))
+    server.unreadable.clear()
+    await observe_with(server, memory=memory)
+    assert not memory.is_current("Pod", ("default", "sim"))
 
 
 async def test_unreadable_child_of_the_job_raises() -> None:

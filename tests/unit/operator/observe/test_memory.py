@@ -45,6 +45,30 @@ def test_jobs_in_memory_are_not_used_while_nothing_watches_jobs() -> None:
     assert memory.job(NAME) is not None
 
 
+def make_pod(version: int) -> Json:
+    labels = {"pseudoreal.dev/job-name": NAME[1]}
+    metadata = {"namespace": NAME[0], "name": "pod", "uid": "pod", "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata}
+
+
+@pytest.mark.parametrize("found", ["watch", "list of the watch", "list of a pass"])
+def test_child_that_one_list_skipped_is_not_gone_for_ever(found: str) -> None:
+    memory = listed_memory()
+    memory.child_changed("Pod", "ADDED", make_pod(6))
+    memory.was_read("Pod", NAME, {}, 7)
+    memory.child_changed("Pod", "MODIFIED", make_pod(6))
+    assert not memory.is_current("Pod", NAME), "the watch may tell an older version"
+    if found == "watch":
+        memory.child_changed("Pod", "MODIFIED", make_pod(8))
+    elif found == "list of a pass":
+        memory.was_read("Pod", NAME, {"pod": 6}, 8)
+    else:
+        listing = memory.watch("Pod", None).list_again()
+        listing.add(make_pod(6))
+        listing.finish("8")
+    assert memory.is_current("Pod", NAME)
+
+
 def test_jobs_of_one_namespace_leave_room_for_other_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     most = MOST_KEPT_BYTES // 16  # of 125 jobs, as the real bound is of 2,000
     monkeypatch.setattr("pseudoreal_operator.observe.memory.MOST_KEPT_BYTES", most)
