@@ -215,6 +215,10 @@ async def _reconcile_and_report_errors(
         await report_internal_error(deps.api, body, reason)
         return None
     except Exception as error:
+        if source is not Source.API_SERVER:
+            # The memory of Jobs and of pods may never have been true at the same time, so the error says nothing yet.
+            log.warning("plan_from_memory_failed", exc_info=error)
+            raise NotRoutine from error
         deps.counters.internal_errors += 1
         await report_internal_error(deps.api, body, error)
         raise

@@ -14,6 +14,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.cluster.api import Api, Json, Name
+from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.loop import PAUSE_SECONDS, read_logs
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, reconcile
@@ -341,6 +342,23 @@ async def test_conflict_of_a_status_from_memory_is_followed_by_a_reading() -> No
     await cluster.reconcile()
     assert {"GET PseudoRealJob", "LIST Job", "LIST Pod"} <= set(cluster.reads())
     assert cluster.world.status.replicas.ready == 1
+
+
+async def test_error_of_a_plan_from_memory_is_followed_by_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, calls = Cluster(2), list[object]()
+    await cluster.start()
+    cluster.requests.clear()
+
+    def fail_once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyError("Jobs and pods of different times")
+        return plan(*arguments)
+
+    monkeypatch.setattr("pseudoreal_operator.loop.reconcile.plan", fail_once)
+    await cluster.reconcile()
+    assert cluster.requests == ["GET PseudoRealJob", "LIST Job", "LIST Pod"], "and no error in the status"
+    assert cluster.deps.counters.internal_errors == 0
 
 
 async def test_distrust_that_comes_during_a_pass_stays() -> None:
