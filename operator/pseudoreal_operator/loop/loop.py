@@ -167,7 +167,6 @@ class Loop:
                 self._jobs_listed.set()
                 if not self._job_changes_missed.is_set():
                     self._changed_meanwhile = None
-                    self._memory.jobs_listed()
             except Exception as error:
                 failures += 1
                 self._job_changes_missed.set()
@@ -176,21 +175,37 @@ class Loop:
                 await asyncio.sleep(pause)
 
     async def _list_jobs_once(self) -> None:
-        known, found = self._router.known_names(), set[Name]()
+        """List the jobs of each namespace that has not been listed since changes may have been missed. A namespace
+        without permissions must not keep the memory from the others: its error is raised after their lists."""
+        errors = list[Exception]()
+        for namespace in self._deps.settings.namespaces or (None,):
+            if self._memory.has_jobs_of(namespace):
+                continue
+            try:
+                await self._list_jobs_of(namespace)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def _list_jobs_of(self, namespace: str | None) -> None:
+        known = frozenset(name for name in self._router.known_names() if namespace in (None, name.namespace))
+        found = set[Name]()
 
         def skipped(body: Json, _reason: Unreadable) -> None:
             with suppress(KeyError):
                 found.add(name_of(body))
                 self.job_unreadable(*name_of(body))
 
-        for namespace in self._deps.settings.namespaces or (None,):
-            async for body in self._deps.api.each("PseudoRealJob", namespace, skipped=skipped):
-                found.add(name_of(body))
-                if body["metadata"]["uid"] not in (self._changed_meanwhile or ()):
-                    self.job_changed(None, body)
-                # Yield to the other tasks, such as the renewal of the Lease.
-                await asyncio.sleep(0)
+        async for body in self._deps.api.each("PseudoRealJob", namespace, skipped=skipped):
+            found.add(name_of(body))
+            if body["metadata"]["uid"] not in (self._changed_meanwhile or ()):
+                self.job_changed(None, body)
+            # Yield to the other tasks, such as the renewal of the Lease.
+            await asyncio.sleep(0)
         self._router.queue_missing(found, known)
+        if not self._job_changes_missed.is_set():
+            self._memory.jobs_listed(namespace)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         try:

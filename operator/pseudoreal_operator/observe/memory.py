@@ -194,7 +194,9 @@ class Memory:
         self._jobs: dict[JobName, _Job] = {}
         self._kept: Counter[str] = Counter()
         """Namespace -> bytes of its kept jobs."""
-        self._has_all_jobs = self._jobs_watched = False
+        self._jobs_watched = False
+        self._namespaces_listed: set[str | None] = set()
+        """Namespaces (None: all) of which the jobs have been listed since the watch of jobs began."""
         self._distrusted: set[JobName] = set()
 
     # Told by the watches of children.
@@ -318,10 +320,14 @@ class Memory:
 
     def jobs_missed(self) -> None:
         """Note that the watch of jobs has begun, or has begun again: changes may have been missed before."""
-        self._has_all_jobs, self._jobs_watched = False, True
+        self._jobs_watched = True
+        self._namespaces_listed.clear()
 
-    def jobs_listed(self) -> None:
-        self._has_all_jobs = True
+    def jobs_listed(self, namespace: str | None) -> None:
+        self._namespaces_listed.add(namespace)
+
+    def has_jobs_of(self, namespace: str | None) -> bool:
+        return bool({namespace, None} & self._namespaces_listed)
 
     # Told by passes.
 
@@ -370,7 +376,7 @@ class Memory:
         known = self._jobs.get(name)
         if known is None or known.data is None or name in self._distrusted:
             return None
-        if not (self._jobs_watched and self._has_all_jobs):
+        if not (self._jobs_watched and self.has_jobs_of(name[0])):
             return None
         if self._clock() - known.confirmed > CONFIRM_SECONDS:
             return None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
+from kubernetes.aio.client import ApiException
 from prometheus_client import CollectorRegistry
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_operator.cluster.api import Api, Json, Name
@@ -43,10 +44,10 @@ def make_job(name: str, uid: str = "", version: int = 1) -> Json:
     return {"metadata": {"namespace": "n", "name": name, "uid": uid or name, "generation": version}, "spec": {}}
 
 
-def make_loop(server: Server) -> Loop:
+def make_loop(server: Server, *namespaces: str) -> Loop:
     api, counters = cast(Api, server), OperatorCounters()
     deps = Dependencies(
-        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counters, EventRecorder(api, counters)
+        api, Settings("trainer:1", "IfNotPresent", namespaces), ReportStore(), counters, EventRecorder(api, counters)
     )
     return Loop(deps, None, JobMetrics(CollectorRegistry()))
 
@@ -97,6 +98,34 @@ def test_change_reported_during_a_list_wins_over_the_list() -> None:
         assert loop._router.known_names() == {Name("n", "first")}
 
     virtual_time.run(main())
+
+
+def test_namespace_without_permissions_does_not_keep_jobs_of_others_from_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing, listed = set[Name](), list[str | None]()
+
+    class Forbidding(Server):
+        async def each(self, _kind: str, _namespace: str | None, **_: Any) -> AsyncIterator[Json]:
+            listed.append(_namespace)
+            if _namespace == "forbidden":
+                raise ApiException(status=403)
+            yield make_job("a") | {"metadata": make_job("a")["metadata"] | {"namespace": _namespace}}
+
+    async def main() -> None:
+        loop = make_loop(Forbidding(), "forbidden", "n", "m")
+        loop.job_changes_missed()
+        loop._job_changes_missed.clear()
+        loop.job_changed("ADDED", {"metadata": {"namespace": "forbidden", "name": "b", "uid": "b"}})
+        monkeypatch.setattr(loop._router, "queue_missing", lambda found, known: missing.update(known - found))
+        for _ in range(2):
+            with pytest.raises(ApiException):
+                await loop._list_jobs_once()
+        assert [loop._memory.has_jobs_of(namespace) for namespace in ("forbidden", "n", "m")] == [False, True, True]
+
+    virtual_time.run(main())
+    assert listed == ["forbidden", "n", "m", "forbidden"]
+    assert not missing, "a job that could not be listed is not missing"
 
 
 @pytest.mark.parametrize("body", [{}, {"metadata": None}, make_job("a") | {"status": {"conditions": [3]}}])

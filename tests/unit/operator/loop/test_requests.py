@@ -57,7 +57,7 @@ class Cluster:
         )
         self.deps.memory.keep_job(self.job())
         self.deps.memory.jobs_missed()
-        self.deps.memory.jobs_listed()
+        self.deps.memory.jobs_listed(None)
         self.watches.happen()
 
     def job(self) -> Json:

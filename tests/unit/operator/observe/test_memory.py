@@ -24,7 +24,7 @@ def listed_memory() -> Memory:
         watched.list_again().finish("5")
         watched.connected()
     memory.jobs_missed()
-    memory.jobs_listed()
+    memory.jobs_listed(None)
     return memory
 
 
@@ -37,11 +37,11 @@ def test_jobs_in_memory_are_not_used_while_nothing_watches_jobs() -> None:
     memory.keep_job(make_job())
     memory.jobs_unwatched()
     assert memory.job(NAME) is None
-    memory.jobs_listed()
+    memory.jobs_listed(None)
     assert memory.job(NAME) is None, "a list that ends while nothing watches"
     memory.jobs_missed()
     assert memory.job(NAME) is None
-    memory.jobs_listed()
+    memory.jobs_listed(None)
     assert memory.job(NAME) is not None
 
 
