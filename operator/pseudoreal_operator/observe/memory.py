@@ -282,7 +282,8 @@ class Memory:
             if known is not None and known.uid == metadata["uid"]:
                 self.forget_job(name)
         elif known is None or version > known.version or not version:
-            self._set_job(name, _Job(metadata["uid"], version, None, self._clock()))
+            confirmed = known.confirmed if known and known.uid == metadata["uid"] else self._clock()
+            self._set_job(name, _Job(metadata["uid"], version, None, confirmed))
 
     def keep_job(self, body: Json, *, is_write: bool = False) -> None:
         """Keep a whole job as a list, a read or the answer to a write (`is_write`) has it, unless the watch has told a

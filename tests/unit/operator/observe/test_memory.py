@@ -1,12 +1,13 @@
 """Memory of jobs and children: its bounds, and when it is known to be behind."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pseudoreal_operator.cluster.api import _SILENT_SECONDS, REQUEST_SECONDS
 from pseudoreal_operator.observe.fetch import MEMORY_BEHIND
-from pseudoreal_operator.observe.memory import KINDS, MOST_KEPT_BYTES, Json, Memory
+from pseudoreal_operator.observe.memory import CONFIRM_SECONDS, KINDS, MOST_KEPT_BYTES, Json, Memory
 
 NAME = ("team", "a")
 
@@ -16,9 +17,9 @@ def make_job(name: tuple[str, str] = NAME, version: int = 1, text: str = "", **s
     return {"metadata": metadata, "spec": {"text": text}, "status": status}
 
 
-def listed_memory() -> Memory:
+def listed_memory(clock: Callable[[], float] = lambda: 0.0) -> Memory:
     """Return a memory of watches that are connected and have listed no children."""
-    memory = Memory(lambda: 0.0)
+    memory = Memory(clock)
     for kind in KINDS:
         watched = memory.watch(kind, None)
         watched.list_again().finish("5")
@@ -42,6 +43,18 @@ def test_jobs_in_memory_are_not_used_while_nothing_watches_jobs() -> None:
     memory.jobs_missed()
     assert memory.job(NAME) is None
     memory.jobs_listed(None)
+    assert memory.job(NAME) is not None
+
+
+def test_neither_a_told_version_nor_a_write_counts_as_a_reading() -> None:
+    seconds = [0.0]
+    memory = listed_memory(lambda: seconds[0])
+    memory.keep_job(make_job())
+    seconds[0] = CONFIRM_SECONDS + 1
+    memory.job_changed("MODIFIED", make_job(version=2))
+    memory.keep_job(make_job(version=3), is_write=True)
+    assert memory.job(NAME) is None
+    memory.keep_job(make_job(version=3))
     assert memory.job(NAME) is not None
 
 
