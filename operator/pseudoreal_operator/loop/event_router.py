@@ -104,6 +104,7 @@ class EventRouter:
         """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
         began."""
         for name in known - names:
+            self.invalidate_initial_list(name)
             self._queue.add_backlog(name)
 
     def known_names(self) -> frozenset[Name]:
@@ -136,6 +137,7 @@ class EventRouter:
     def child_changes_missed(self) -> None:
         for name, summaries in self._summaries.items():
             if any(not summary.ended for summary in summaries.values()):
+                self.invalidate_initial_list(name)
                 self._queue.add_backlog(name)
 
     def _forget(self, name: Name, uid: str) -> None:

@@ -79,6 +79,8 @@ IDLE = IdleJob("7", 30.0)
         (lambda passes: passes.child(), False),
         (lambda passes: passes.child(name="another"), True),
         (lambda passes: passes.router.invalidate_initial_list(JOB), False),
+        (lambda passes: (passes.job(None, resourceVersion="7"), passes.router.child_changes_missed()), False),
+        (lambda passes: passes.router.queue_missing(set(), frozenset({JOB})), False),
     ],
 )
 def test_job_is_idle_until_something_changes(happens: Callable[[RequestedPasses], object], is_idle: bool) -> None:
