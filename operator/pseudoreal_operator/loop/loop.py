@@ -267,6 +267,8 @@ class Loop:
             except JobDeleted:
                 self._job_metrics.forget(name)
                 self._router.forget_deleted(name, known)
+                for uid in known:  # no watch may ever tell of the deletion
+                    self._deps.forget(name.namespace, uid)
                 return None
 
     def _delay_after_large_list(self, name: Name, children: int) -> None:

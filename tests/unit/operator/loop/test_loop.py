@@ -165,12 +165,16 @@ def test_missing_job_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.M
 
         async def reconcile(*_: Any) -> float | None:
             loop.job_changed("ADDED", make_job("a", uid="two"))
+            for uid in ("a", "two"):
+                loop._deps.report_store.follow(("n", uid), frozenset())
             raise JobDeleted
 
         monkeypatch.setattr(module, "reconcile", reconcile)
         loop.job_changed("ADDED", make_job("a"))
         assert await loop._pass(Name("n", "a")) is None
         assert loop._router.uids_of(Name("n", "a")) == {"two"}
+        store = loop._deps.report_store
+        assert [key for key in (("n", "a"), ("n", "two")) if key in store._jobs] == [("n", "two")]
 
     virtual_time.run(main())
 
