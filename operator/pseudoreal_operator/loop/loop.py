@@ -204,6 +204,8 @@ class Loop:
             # Yield to the other tasks, such as the renewal of the Lease.
             await asyncio.sleep(0)
         self._router.queue_missing(found, known)
+        for name in known - found:
+            self._memory.forget_job(name)
         if not self._job_changes_missed.is_set():
             self._memory.jobs_listed(namespace)
 

@@ -79,6 +79,7 @@ def test_listed_missing_and_unreadable_jobs_each_get_a_pass(
         loop.job_changed("ADDED", make_job("gone"))
         server.jobs, server.skipped = [make_job("a"), make_job("b")], [make_job("deep"), {"metadata": {}}]
         await loop._list_jobs_once()
+        assert Name("n", "gone") not in loop._memory._jobs
         await _run_workers(loop)
 
     virtual_time.run(main())
