@@ -33,7 +33,7 @@ class Store(Protocol):
         """Note that changes up to this version may have happened while the watch was cut."""
 
     def list_again(self) -> "Listing":
-        """Return an empty list for the present objects. Until `Listing.finish`, nothing is known of them."""
+        """Begin a new list of the present objects. Until `Listing.finish`, nothing is known of them."""
 
 
 class Listing(Protocol):

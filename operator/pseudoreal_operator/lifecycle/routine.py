@@ -1,4 +1,4 @@
-"""How much of a plan must rest on the API server itself, and not on what the watches have told. Pure.
+"""Which plans may be carried out from memory, without a live reading. Pure.
 
 The memory of the watches is behind, and by different times for Jobs and pods: it may show the end of a Job before the
 end of the pods that ended it. A plan from memory is carried out as it is if all that it changes is written again, as

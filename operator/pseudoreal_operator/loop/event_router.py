@@ -193,7 +193,8 @@ def _has_condition(status: Json, condition: str) -> bool:
 
 
 def delay_of(change: Change) -> float | None:
-    """Return the seconds to wait before the pass over the child's job; None if the change is none to a pass."""
+    """Return the seconds to wait before the pass over the child's job; None if the change says nothing new to a
+    pass."""
     before, after = change
     if after is None or after.read is None:
         return URGENT_SECONDS

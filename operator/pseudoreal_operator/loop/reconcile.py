@@ -77,8 +77,8 @@ class JobDeleted(Exception):
 
 
 class NotRoutine(Exception):
-    """A plan from memory must be confirmed by the API server. `is_success`: the plan only records that stages were
-    done."""
+    """The source does not suffice: the plan is not routine, or the memory is behind. `is_success`: the plan only
+    records that stages were done."""
 
     def __init__(self, *, is_success: bool = False) -> None:
         super().__init__()

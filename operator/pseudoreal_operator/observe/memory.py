@@ -58,10 +58,10 @@ class Child(NamedTuple):
     job: str = ""
     """Name of a pod's Job."""
     is_finished: bool = False
-    """Whether a Job has ended and none of its pods is left."""
+    """Whether a Job has ended and none of its pods is active or terminating."""
 
     def says_the_same(self, other: "Child") -> bool:
-        """Return whether both say the same to a pass, in whatever versions."""
+        """Return whether a pass would read the same from both, versions aside; False if this one cannot be parsed."""
         return self.read is not None and self._replace(version=other.version) == other
 
     @property
@@ -84,7 +84,7 @@ class Children:
 
     jobs: tuple[ChildJob, ...]
     finished: tuple[ChildJob, ...]
-    """The elements of `jobs` that have ended and have no pod left."""
+    """The elements of `jobs` that have ended; none of their pods is active or terminating."""
     pods: dict[str, tuple[Pod, ...]]
     """Name of a Job -> its pods."""
     of_deleted_job: tuple[str, ...]
@@ -94,7 +94,8 @@ class Children:
     _pods_without: dict[frozenset[str], tuple[Pod, ...]] = field(default_factory=dict)
 
     def pods_without(self, jobs: frozenset[str]) -> tuple[Pod, ...]:
-        """Return the pods of all Jobs but these; always the same tuple."""
+        """Return the pods of all Jobs but these: the same tuple object for the same `jobs`, because Sightings compares
+        by identity."""
         if jobs not in self._pods_without:
             found = tuple(pod for job, pods in self.pods.items() if job not in jobs for pod in pods)
             self._pods_without[jobs] = found
@@ -120,12 +121,12 @@ class _Family:
 
 
 class _Job(NamedTuple):
-    """A job. `version`: newest version that is known of."""
+    """A job. `version`: newest version that was listed, read, written or told."""
 
     uid: str
     version: int
     data: bytes | None
-    """Compressed JSON of that version; None: no pass has read it, it is too large to be kept, or the job has ended."""
+    """Compressed JSON of that version; None: that version was only told, is too large to be kept, or has ended."""
     confirmed: float
     """Time of the monotonic clock at which the job was last read from the API server."""
 

@@ -66,7 +66,7 @@ class _LastPass:
     """The last pass over the children of a job."""
 
     last: datetime | None = None
-    """Time as of which that pass, or one before it, saw the children."""
+    """Latest time at which the children, as the passes know them, were up to date."""
     children: dict[str, dict[str, _Field]] = field(default_factory=dict)
     """Name of a child -> its fields; a pod and a Job never share a name."""
     given: tuple[Sequence[Pod], tuple[ChildJob, ...], datetime | None] | None = None
