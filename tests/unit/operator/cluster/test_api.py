@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
+from aiohttp import ClientPayloadError
 from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_operator.cluster.api import Api, kind_of, message_of
 from pseudoreal_operator.metrics.registry import REGISTRY
@@ -69,6 +70,12 @@ async def test_pod_group_requests_go_to_the_api_group_of_its_scheduler() -> None
         await api.create(group)
         await api.find(kind_of(group), "n", "g")
         assert paths[-2:] == [f"/apis/{version}/namespaces/n/podgroups", f"/apis/{version}/namespaces/n/podgroups/g"]
+
+
+async def test_present_version_is_read_and_never_taken_from_an_answer_that_is_no_list() -> None:
+    assert await _make_api(200, {"metadata": {"resourceVersion": "9"}, "items": []}).version("Pod", None, "a") == "9"
+    with pytest.raises(ClientPayloadError):
+        await _make_api(200, "<html>").version("Pod", None, "a")
 
 
 async def test_posting_an_existing_object_is_no_error() -> None:
