@@ -22,6 +22,7 @@ from kubernetes.aio import client
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.loop.jobs_watch import kopf_settings
+from pseudoreal_operator.observe.memory import Memory
 
 from benchmarks.quiet import quiet_machine
 
@@ -145,7 +146,14 @@ async def _watch_by_kopf(url: str, pods: _Pods) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _watch_by_us(url: str, pods: _Pods) -> AsyncIterator[None]:
     async with client.ApiClient(client.Configuration(host=url)) as api_client:
-        watch = Watch(Api(api_client), "Pod", "team", _LABEL, lambda _, body: pods.see(body), lambda: None)
+        memory = Memory()
+
+        def changed(change: str, body: Json) -> None:
+            memory.child_changed("Pod", change, body)
+            pods.see(body)
+
+        store = memory.watch("Pod", "team")
+        watch = Watch(Api(api_client), "Pod", "team", _LABEL, store, changed, lambda: None)
         task = asyncio.create_task(watch.run(asyncio.Event()))
         try:
             yield

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
 import structlog
+from pseudoreal_api.spec.check import compile_rules
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
@@ -34,6 +35,7 @@ from pseudoreal_operator.tasks import background_task
 async def run(settings: Settings) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises LeaseLost if another operator takes the Lease."""
     ending = _catch_signals()
+    compile_rules()  # otherwise the first plan would, within its limit of processor time
     report_store, counters = ReportStore(), OperatorCounters()
     REGISTRY.register(counters)
     async with AsyncExitStack() as stack:

@@ -14,7 +14,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.cases import WIDE, Case
 from tests.unit.trainer.engine.support.running import run_case
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +33,8 @@ SHAPES = [
     Case(homes="hD", blocks=2),
     Case(homes="h", activation="SwiGLU"),
     *(Case(homes="hD", experts=6, prototypes=p, keep=keep) for p in (1, 3) for keep in KEEPS),
+    Case(homes="dhD", algorithm="Muon"),
+    Case(homes="dhD", moments="Float8", drawn=WIDE),
     Case(homes="hD", documents=True),
     Case(homes="hD", documents=True, options="Qwen2", keep="Products"),
 ]

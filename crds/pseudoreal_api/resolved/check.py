@@ -209,18 +209,32 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
 
 
 def _check_whole_matrices(spec: PseudoRealJobSpec, phase: Phase) -> None:
-    """Raise UnresolvableJob if the state of blocks or experts is cut over ranks. A layout that the trainer chooses cuts
-    none."""
+    """Raise UnresolvableJob if the state of blocks or experts is cut over ranks, with all workers or, in an elastic
+    phase, with fewer."""
     asked, ranks = phase.parallelism, rank_counts(spec, phase)
-    if asked.layout == "Auto":
-        return
+    model, sharing = model_of(spec, phase), explicit_sharing(spec, phase)
+    shares = sharing.blocks < model.layers
     where = f"spec.phases[{phase.name}].parallelism"
+    if asked.layout == "Auto":
+        number, sequences = ranks.workers * ranks.processes_per_worker, phase.batch.sequences
+        if shares and number > sequences:
+            raise UnresolvableJob(
+                f"{where}.layout Auto: {number} ranks need several pipeline ranks, as a step has {sequences} sequences,"
+                " and these may cut weights that layers share, but spec.optimizer.algorithm Muon needs whole matrices;"
+                f" raise batch.sequences to {number}, lower workers, or set algorithm AdamW"
+            )
+        return
+    if shares and phase.elastic is not None and asked.pipeline == "AllRanks":
+        raise UnresolvableJob(
+            f"{where}.pipeline AllRanks changes the pipeline with the workers of an elastic phase, which may cut"
+            " weights that layers share, but spec.optimizer.algorithm Muon needs whole matrices; set pipeline 1, remove"
+            " elastic, or set algorithm AdamW"
+        )
     if state_sharding(spec, phase, ranks) != "None" and ranks.data_ranks > 1:
         raise UnresolvableJob(
             f"{where}.stateSharding {asked.state_sharding} cuts matrices over {ranks.data_ranks} data-parallel ranks,"
             " and spec.optimizer.algorithm Muon needs whole ones; set stateSharding None, or algorithm AdamW"
         )
-    model, sharing = model_of(spec, phase), explicit_sharing(spec, phase)
     if model.layers % sharing.blocks == 0 and has_cross_stage_weights(model, sharing, ranks.pipeline, asked.schedule):
         raise UnresolvableJob(
             f"{where}.pipeline {asked.pipeline} puts layers with shared weights on several pipeline ranks, which cut"

@@ -33,7 +33,10 @@ class PseudoRealJobSpec(ApiModel):
 
     model: Model = Field(description="model describes the model that all phases train.")
     data: Data = Field(description="data names the text that the model learns.")
-    optimizer: Optimizer = Field(Optimizer(), description="optimizer sets AdamW and its learning-rate schedule.")
+    optimizer: Optimizer = Field(
+        Optimizer(),
+        description="optimizer sets the update of weights, its learning-rate schedule, and gradient clipping.",
+    )
     precision: Precision = Field(Precision(), description="precision sets the number formats.")
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
         description="phases are trained in this order. Between two phases the layers that no longer share a block"

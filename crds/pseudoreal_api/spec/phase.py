@@ -155,7 +155,7 @@ class Parallelism(ApiModel):
         None,
         description="stateSharding says what is split over the data-parallel ranks. None: nothing. Optimizer: the"
         " optimizer state. Gradients: also the gradients. Full: also the weights. Omitted: Full where there are two or"
-        " more data-parallel ranks, otherwise None.",
+        " more data-parallel ranks and optimizer.algorithm is AdamW, otherwise None.",
     )
     replicas: Annotated[int, Since(4)] = Field(
         1,
@@ -194,7 +194,7 @@ class Parallelism(ApiModel):
 class Activations(ApiModel):
     """Storage of activations between forward and backward pass."""
 
-    keep: Keep = Field(
+    keep: Annotated[Keep, Since(4, known="Inputs|All")] = Field(
         "Inputs",
         description="keep says which activations wait for the backward pass. Inputs: the input of each block; the"
         " rest is computed again. Products: all but the outputs of norms before a product, and of activation"

@@ -186,6 +186,28 @@ def test_a_pipeline_of_all_ranks() -> None:
             r"phases\[real\].parallelism.pipeline 2 puts layers with shared weights on several pipeline ranks, which"
             r" cut the state .* Muon needs whole matrices; set pipeline 1, or algorithm AdamW",
         ),
+        (
+            {
+                "spec__optimizer__algorithm": "Muon",
+                "spec__phases__1__sharing": {"blocks": 2},
+                "spec__phases__1__workers": 4,
+                "spec__phases__1__parallelism": {"pipeline": "AllRanks"},
+                "spec__phases__1__elastic": {"minWorkers": 2},
+            },
+            r"phases\[real\].parallelism.pipeline AllRanks changes the pipeline with the workers of an elastic"
+            r" phase, .* Muon needs whole matrices; set pipeline 1, remove elastic, or set algorithm AdamW",
+        ),
+        (
+            {
+                "spec__optimizer__algorithm": "Muon",
+                "spec__phases__1__sharing": {"blocks": 2},
+                "spec__phases__1__workers": 4,
+                "spec__phases__1__parallelism": {"layout": "Auto"},
+                "spec__phases__1__batch": {"sequences": 2},
+            },
+            r"phases\[real\].parallelism.layout Auto: 4 ranks need several pipeline ranks, as a step has 2"
+            r" sequences, .* Muon needs whole matrices; raise batch.sequences to 4, lower workers, or set algorithm",
+        ),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel ranks, but a micro-batch has 4 sequences"),
         (
             {

@@ -96,6 +96,8 @@ class StepExecutor:
         )
         self._expert_passes = ExpertParallelPasses(self._passes, ExpertExchanges(groups, trace))
         self._warm_up = WarmUp(self._passes)
+        if streams.are_real and groups.layout.pipeline > 1:
+            self.updates.warm_up()
 
     def train(self, plan: RankPlan, run: PlanRun, step: int) -> Agreement:
         """Execute a training plan and return the step's agreement. Updates may still be in progress."""

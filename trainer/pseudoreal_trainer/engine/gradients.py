@@ -537,6 +537,16 @@ class UpdateThread:
         """Make the next update of each unit wait until the unit's state is captured."""
         self._captures |= captured
 
+    def warm_up(self) -> None:
+        """Orthogonalize matrices of zeros in the update thread and on its stream, while no receive is pending. cuBLAS
+        makes a handle for each thread and a workspace for each stream, and may wait for all kernels then."""
+
+        def run() -> None:
+            with self._streams.on(Stream.UPDATE):
+                self._store.orthogonalize_zeros()
+
+        self._thread.submit(run).result()
+
     def close(self) -> None:
         self._thread.close()
 

@@ -32,7 +32,7 @@ class FeedForward(nn.Module):
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:
     """Return the input of an MLP's last product, gelu(up) or silu(gate) * up: [..., F] -> [..., F]. Selective
-    recomputation keeps `gate` and `up` alone."""
+    recomputation keeps only `gate` and `up`."""
     if gate is None:
         return mark_recomputed(F.gelu(up), F.gelu, up)
     activated = mark_recomputed(F.silu(gate), F.silu, gate)

@@ -78,7 +78,8 @@ def mark_recomputed(tensor: Tensor, function: Callable[..., Tensor], *inputs: Te
 
 def pack(tensor: Tensor) -> Recomputed | None:
     """Return the placeholder for a tensor that autograd saves; None: the tensor itself must be kept."""
-    if _marks is None or (entry := _marks.recipes.get(_address(tensor))) is None:
+    # All empty storages have the address 0.
+    if _marks is None or not tensor.numel() or (entry := _marks.recipes.get(_address(tensor))) is None:
         return None
     marked, recipe = entry
     if marked() is None:

@@ -66,8 +66,8 @@ class Sizes:
         """Return the number of elements, at the start of the unit's flat vector, for which no second moment is kept."""
         return without_second_moment(self.units[unit].hidden) if self.uses_muon else 0
 
-    def saved_state_bytes(self, unit: int) -> int:
-        """Return the bytes of the second moments that are not kept."""
+    def omitted_state_bytes(self, unit: int) -> int:
+        """Return the bytes that the unit's state lacks, because matrices of Muon have no second moment."""
         return self.moment_bytes(self.without_second_moment(unit))
 
     @property

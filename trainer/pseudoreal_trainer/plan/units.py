@@ -151,7 +151,7 @@ class Unit:
 
     @cached_property
     def hidden_in_pages(self) -> int:
-        """Number of elements in the pages of `hidden_matrices`, each matrix counted by itself."""
+        """Number of elements in the pages of `hidden_matrices`; a page that two matrices share counts twice."""
         return sum(len(in_pages(matrix.begin, matrix.end, self.numel)) for matrix in self.hidden_matrices)
 
     @cached_property

@@ -1,8 +1,8 @@
 """Ranges of a unit's flat vector whose elements are updated alike. Pure.
 
-AdamW updates all elements but a balancing bias, which comes last, and with `optimizer.algorithm: Muon` the matrices of
-attention, feed-forward parts and experts, which come first. With `optimizer.idleExperts: Skip`, a step does not
-update the elements of experts that no token chose.
+AdamW updates all elements, with two exceptions: a balancing bias, which comes last; and, with `optimizer.algorithm:
+Muon`, the matrices of attention, feed-forward parts and experts, which come first and are updated by Muon. With
+`optimizer.idleExperts: Skip`, a step does not update the elements of experts that no token chose.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -64,7 +64,7 @@ def update_ranges(unit: Unit, spec: Optimizer) -> tuple[UpdateRange, ...]:
         _append(found, UpdateRange(begin, end, float(multiplier.learning_rate), decay, decays))
         begin = end
     if spec.algorithm == "Muon":
-        return (*_whole_matrices(unit, found), *_behind(found, unit.hidden))
+        return (*_whole_matrices(unit, found), *_after(found, unit.hidden))
     return tuple(found)
 
 
@@ -75,7 +75,7 @@ def _whole_matrices(unit: Unit, ranges: Sequence[UpdateRange]) -> Iterator[Updat
         yield replace(around, begin=matrix.begin, end=matrix.end, columns=matrix.columns)
 
 
-def _behind(ranges: Sequence[UpdateRange], begin: int) -> tuple[UpdateRange, ...]:
+def _after(ranges: Sequence[UpdateRange], begin: int) -> tuple[UpdateRange, ...]:
     """Return the ranges without the elements before `begin`."""
     return tuple(replace(one, begin=max(begin, one.begin)) for one in ranges if one.end > begin)
 

@@ -98,7 +98,7 @@ def _changes(config: PhaseConfig, on_gpu: bool) -> Iterator[str]:
         yield f"raise {phase}.resources.limits.memory"
     if config.batch.micro_batches < config.batch.sequences:
         yield f"raise {phase}.batch.microBatches (now {config.batch.micro_batches})"
-    if config.activations.keep == "All":
+    if config.activations.keep != "Inputs":
         yield f"set {phase}.activations.keep: Inputs"
     elif on_gpu and config.activations.home == "Device":
         yield f"set {phase}.activations.home: Host"

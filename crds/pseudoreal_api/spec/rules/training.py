@@ -141,7 +141,7 @@ TRAINING_RULES = (
     ),
     on_job(
         "self.optimizer.algorithm == 'AdamW' || self.optimizer.moments == 'Master'",
-        "spec.optimizer.moments %s is for algorithm AdamW, and it is %s; remove moments, or remove algorithm",
+        "spec.optimizer.moments %s needs algorithm AdamW, but algorithm is %s; remove moments, or remove algorithm",
         "self.optimizer.moments",
         "self.optimizer.algorithm",
     ),

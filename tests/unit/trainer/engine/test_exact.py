@@ -18,6 +18,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.depth import DEPTH
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.agreement import assert_trained_alike
 from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, EIGHT_IN_WIDE, OPTIONS, WIDE, Case, each
@@ -132,7 +133,7 @@ ROUNDED = [
     *each(precision="float32", moments="BFloat16", experts=6, prototypes=2, expert_groups=[2, 3], homes="Dh", window=1),
 ]
 """Moments in bfloat16."""
-IN_BLOCKS = [replace(case, moments="Float8", drawn=WIDE) for case in ROUNDED]
+IN_BLOCKS = [replace(case, moments="Float8", drawn=WIDE) for case in DEPTH.of(ROUNDED[::3], ROUNDED)]
 SHARED_EXPERTS = [
     *each(part="Experts", experts=4, blocks=1, homes=["d", "hD"], window=1),
     Case(part="Experts", options="Qwen3MoE", blocks=2, pattern="Segment", homes="Dhd", clipping="PerUnit"),

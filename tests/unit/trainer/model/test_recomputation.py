@@ -94,6 +94,14 @@ def test_a_tensor_in_the_place_of_a_freed_marked_one_is_kept() -> None:
         assert pack(memory[:]) is None
 
 
+def test_empty_tensors_are_kept() -> None:
+    """All empty storages have one address."""
+    empty = drawn(0, 4)
+    with recomputing(enabled=True):
+        mark_recomputed(empty, torch.neg, empty)
+        assert pack(torch.empty(0, dtype=torch.int64)) is None
+
+
 def test_contexts_nest() -> None:
     tensor = drawn(4)
     with recomputing(enabled=True):

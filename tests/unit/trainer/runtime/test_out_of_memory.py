@@ -93,7 +93,9 @@ def test_advice_names_only_fields_that_can_still_reduce_the_need(job_body: Any, 
         f"set {phase}.activations.home: Host",
         f"set {phase}.offload.home: Host",
     ]
-    assert _advised(job_body, config, True, activations={"keep": "All"})[1] == f"set {phase}.activations.keep: Inputs"
+    for keep in ("All", "Products"):
+        advised = _advised(job_body, config, True, activations={"keep": keep})
+        assert advised[1] == f"set {phase}.activations.keep: Inputs"
     all_done = {
         "batch": {"sequences": 6, "microBatches": 6},
         "activations": {"home": "Host"},

@@ -86,7 +86,8 @@ class BlockScratch:
 
 def pack(bits: Tensor, stored: Tensor, scratch: BlockScratch, *, has_sign: bool) -> None:
     """Pack numbers into blocks. `bits`: float32 as int32, [n] for n elements of whole blocks; their CUT_BITS last bits
-    are cut off. Overwritten. `stored`: blocks, [stored_length(n)]."""
+    are cut off. Overwritten. `stored`: blocks, [stored_length(n)]. `has_sign`: True for a first moment, False for a
+    second one."""
     rows, into = bits.view(-1, BLOCK), stored.view(-1, _BLOCK_BYTES)
     spare = scratch.numbers[: len(bits)].view_as(rows)
     if has_sign:

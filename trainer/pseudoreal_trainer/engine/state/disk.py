@@ -58,7 +58,7 @@ class _FileRange:
         return self.bytes_before(self.length)
 
     def bytes_before(self, element: int) -> int:
-        """Return the bytes of the elements before this one, which is the first of a block, or after the last one."""
+        """Return the bytes of the first `element` elements of the range: whole blocks, or all elements."""
         return stored_length(element, self.dtype) * self.dtype.itemsize
 
     def chunk(self, elements: range) -> "_FileRange":

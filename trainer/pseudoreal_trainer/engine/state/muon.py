@@ -45,7 +45,8 @@ class Muon:
             self._scratch[device] = torch.empty(max(sizes), dtype=torch.uint8, device=device)
 
     def direction(self, matrix: UpdateRange, master: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory, [elements of the matrix], for `accumulate` and `orthogonalize`; valid until the next call."""
+        """Return the scratch memory, [elements of the matrix], that `accumulate` fills and `orthogonalize` changes.
+        Calls with the same matrix return the same memory; a call with another matrix may overwrite it."""
         return self._views(matrix, master, device)[0]
 
     def accumulate(self, direction: Tensor, momentum: Tensor, gradient: Tensor, scale: float) -> None:

@@ -136,7 +136,7 @@ class MomentRounding:
         assert self._blocks is not None, "`round_into` calls this only for blocks"
         whole = blocks_of(length) * BLOCK
         halves = self._random_halves(ranges, begin, whole, update)
-        # The second moment first: packing needs the memory of its random bits.
+        # The second moment first: `pack` uses the memory of its random bits as scratch memory.
         for index in (1, 0):
             # Elements after the last one are zero, as `widen` has read them, and random bits leave a zero as it is.
             bits = self._moments[index][:whole].float().view(torch.int32)

@@ -194,6 +194,15 @@ class UnitStore:
             enter_thread=enter_thread,
         )
 
+    def orthogonalize_zeros(self) -> None:
+        """Orthogonalize zeros in the scratch memory of the device: one matrix of each shape that Muon updates there."""
+        muon, device = self._adamw.muon, self._groups.device
+        on_device = [state for unit, state in self.states.items() if self._layout.home(unit) == "Device"]
+        ranges = [one for state in on_device for one in state.shard.ranges if one.is_of_muon]
+        matrices = {(one.rows, one.columns): one for one in ranges}
+        for matrix in matrices.values():
+            muon.orthogonalize(matrix, muon.direction(matrix, self._master, device).zero_(), rate=0.0)
+
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Return unit -> staging buffers, shared by all units of its pool."""
         shared = {pool: Staging(self.arena.all_of(STAGING_USE[pool])) for pool in POOLS}

@@ -212,7 +212,7 @@ class MeasuredCosts:
         return self._sizes.units[unit].orthogonalization_flops / speed
 
     def _copy_of_state(self, unit: int) -> float:
-        size = self._sizes.state_bytes(self._sizes.shard(self._layout, unit)) - self._sizes.saved_state_bytes(unit)
+        size = self._sizes.state_bytes(self._sizes.shard(self._layout, unit)) - self._sizes.omitted_state_bytes(unit)
         return self._speeds.update_on_host_seconds_per_element * size / _UPDATE_BYTES
 
     def _arithmetic(self, record: Pass) -> float:

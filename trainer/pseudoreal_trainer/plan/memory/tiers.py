@@ -101,7 +101,7 @@ def _min_gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
-    masters_and_moments = sizes.state_bytes(shard) - sizes.saved_state_bytes(unit)
+    masters_and_moments = sizes.state_bytes(shard) - sizes.omitted_state_bytes(unit)
     # With equal types, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
