@@ -186,6 +186,18 @@ def test_silent_pod_is_suspected_while_others_report() -> None:
     assert (found.reason, found.culprit.index) == ("StepStalled", 1)
 
 
+def test_hang_of_all_workers_is_found_in_the_log_while_an_idle_spare_pod_reports(cluster: Cluster) -> None:
+    spare = replace(cluster.reporter(0), index=1, pod="spare")
+    cluster.report(4)
+    cluster.report(5)
+    for _ in range(400):
+        cluster.tick(5)
+        cluster.report_store.store(spare, PodReport(), cluster.now)
+        if cluster.report_store.most_silent(cluster.now):
+            cluster.read_log(5)
+    assert cluster.stall() == "StepStalled"
+
+
 def test_silent_pod_is_not_suspected_while_most_jobs_are_silent() -> None:
     cluster = Cluster(3, spec__phases__0__workers=2)
     for index in (0, 1):
