@@ -53,10 +53,12 @@ LINKED = [
     *each(homes="D", moments="Float8", drawn=WIDE, precision=["bfloat16", "float32"], clipping=["Global", "PerUnit"]),
     Case(data=2, sharding="Full", moments="Float8", drawn=WIDE, precision="bfloat16", homes="dhD", clipping="Global"),
 ]
-WIDE = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
+PAGES = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
 """A block's matrices start and end inside of pages."""
 LINKED += [
-    *each(algorithm="Muon", drawn=WIDE, homes="D", clipping=["Global", "PerUnit"], precision=["float32", "bfloat16"]),
+    *each(
+        algorithm="Muon", drawn=PAGES, homes="D", clipping=["Global", "PerUnit"], precision=["float32", "bfloat16"]
+    ),
     Case(algorithm="Muon", drawn=EVEN, homes="D", clipping="Global"),
     Case(algorithm="Muon", pipeline=2, homes="hD", options="all biases and norms"),
 ]
@@ -81,8 +83,8 @@ ONE_RANK = [
     Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="h", clipping="Global"),
     Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="d"),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
-    *each(algorithm="Muon", precision="bfloat16", micro_batches=6, homes=["h", "d"], drawn=WIDE),
-    Case(algorithm="Muon", precision="bfloat16", homes="h", clipping="Global", speculates=True, drawn=WIDE),
+    *each(algorithm="Muon", precision="bfloat16", micro_batches=6, homes=["h", "d"], drawn=PAGES),
+    Case(algorithm="Muon", precision="bfloat16", homes="h", clipping="Global", speculates=True, drawn=PAGES),
     Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     *each(precision="float32", order=["1F1B", "Layered"], micro_batches=2, homes="h", vocabulary=3000),
     *each(precision="float32", keep=["Products", "All"], micro_batches=6, homes="h", activation=["GELU", "SwiGLU"]),
