@@ -80,7 +80,7 @@ def test_muon_agrees_with_its_definition(case: Case, engine_results: dict[Case, 
     assert_trained_alike(sound(engine_results, case), case)
 
 
-@pytest.mark.processor
+@pytest.mark.processor_deep
 @pytest.mark.parametrize(
     ("case", "plain"), [(case, plain) for plain, cases in ALIKE.items() for case in cases], ids=lambda case: case.name
 )
