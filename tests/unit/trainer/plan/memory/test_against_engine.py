@@ -56,9 +56,7 @@ LINKED = [
 PAGES = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
 """A block's matrices start and end inside of pages."""
 LINKED += [
-    *each(
-        algorithm="Muon", drawn=PAGES, homes="D", clipping=["Global", "PerUnit"], precision=["float32", "bfloat16"]
-    ),
+    *each(algorithm="Muon", drawn=PAGES, homes="D", clipping=["Global", "PerUnit"], precision=["float32", "bfloat16"]),
     Case(algorithm="Muon", drawn=EVEN, homes="D", clipping="Global"),
     Case(algorithm="Muon", pipeline=2, homes="hD", options="all biases and norms"),
 ]
