@@ -114,8 +114,9 @@ class Api:
         listed: Callable[[str], object] | None = None,
     ) -> AsyncIterator[Json]:
         """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
-        `name`: yield only the object of this name. An object beyond the bounds is skipped: `skipped` is called with its
-        readable metadata and the reason. `listed`: called with the version of the list, which all pages share."""
+        `selector`: label selector. `name`: yield only the object of this name. `skipped`: called for each object beyond
+        the bounds, in its place, with the readable part of the metadata and the reason. `listed`: called with the
+        version of the list; all pages have the same version."""
         request, size = kubernetes_requests.list_of(kind, namespace, selector, name=name), PAGE
         following: str | None = None
         while following != "":

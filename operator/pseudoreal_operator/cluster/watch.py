@@ -24,7 +24,7 @@ class Store(Protocol):
         """Note that the watch is connected."""
 
     def cut(self) -> None:
-        """Note that the watch is not connected: changes may have happened that it has yet to tell."""
+        """Note that the connection has ended: the store may now lack changes until the watch tells them."""
 
     def told(self, version: str) -> None:
         """Note that all changes up to this version have been told."""

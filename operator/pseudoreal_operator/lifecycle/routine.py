@@ -1,10 +1,9 @@
-"""Which plans may be carried out from memory, without a live reading. Pure.
+"""Decides whether a plan from memory may be carried out without reading the API server. Pure.
 
-The memory of the watches is behind, and by different times for Jobs and pods: it may show the end of a Job before the
-end of the pods that ended it. A plan from memory is carried out as it is if all that it changes is written again, as
-soon as the watches tell more: counts, progress, and the reason why a job does or does not progress. Whatever cannot be
-undone is decided again on objects read from the API server: a fault that counts, an execution, the end of a job, each
-child that is created, stopped or deleted, and each event.
+The memory may be out of date, for Jobs and pods by different times: it may show the end of a Job before the end of its
+pods. So a plan from memory may change only fields that a later pass corrects: counts, progress, and the reason why a
+job does or does not progress. Everything that cannot be undone is planned again from objects read from the API server:
+a fault that counts, an execution, the end of a job, the creation, stop or deletion of a child, and an event.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Reads the state of a job for one pass: from the memory of the watches, or from the API server."""
+"""Reads a job, its Jobs, pods and claims for one pass: from the memory of the watches, or from the API server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,8 @@ async def observe(
         found.take_pods(_remembered(memory, "Pod", job), finished)
     jobs, pods, others = found.jobs, found.pods, found.of_deleted_job
     listed(found.count)
-    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, _behind(source))
+    behind = timedelta(0) if source is Source.API_SERVER else MEMORY_BEHIND
+    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, behind)
     existing: set[tuple[str, str]] = set()
     claims: list[Claim] = []
     waiting = _unplaced_pod(job, status, jobs, pods)
@@ -111,10 +112,6 @@ async def observe(
         orphans=tuple(found.orphans),
         claims=tuple(claims),
     )
-
-
-def _behind(source: Source) -> timedelta:
-    return timedelta(0) if source is Source.API_SERVER else MEMORY_BEHIND
 
 
 def job_name(job: PseudoRealJob) -> Name:

@@ -203,7 +203,7 @@ class Memory:
     # Told by the watches of children.
 
     def watch(self, kind: str, namespace: str | None) -> WatchedKind:
-        """Return the memory of a watch, to be kept by that watch."""
+        """Return the store for the watch of this kind and namespace, always the same one."""
         return self._watches.setdefault((kind, namespace), WatchedKind(self, kind, namespace))
 
     def child_changed(self, kind: str, change: str, body: Json) -> Change:

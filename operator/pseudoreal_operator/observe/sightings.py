@@ -96,7 +96,7 @@ class Sightings:
         """Return the children of the job with bounded times. `behind`: time by which the children may be older than
         `now`."""
         known = self._jobs.get(job, _LastPass())
-        last, requested = max(now - behind, known.last or now - behind), _time_of(status)
+        last, requested = max(now - behind, known.last or now - behind), _requested_at(status)
         if known.given and known.given[0] is pods and known.given[1:] == (tuple(jobs), requested):
             # The same tuple of pods, as the memory returns it while nothing changes: no pod is looked at.
             known.last = last
@@ -140,7 +140,7 @@ def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod
     return replace(pod, termination=replace(pod.termination, finished=finished))
 
 
-def _time_of(status: PseudoRealJobStatus) -> datetime | None:
+def _requested_at(status: PseudoRealJobStatus) -> datetime | None:
     """Return the time at which the pods of the newest execution were requested: a lower bound for all of their times;
     None if the status does not have this time."""
     return clock.from_text(status.execution_time) if status.execution_time else None

@@ -36,7 +36,7 @@ class Ring:
     """A ring buffer: one thread takes memory from it, another gives the memory back, oldest first."""
 
     def __init__(self, memory: Tensor) -> None:
-        """`memory`: bytes, [size]; room for at least two elements, or two blocks of moments."""
+        """`memory`: uint8, [size]. It holds at least two elements of the largest dtype, or two blocks of moments."""
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()

@@ -274,7 +274,8 @@ def autograd_memory_by_position(
     sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None, *, is_selective: bool = False
 ) -> list[AutogradMemory]:
     """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
-    tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: as in `SavedTensors`."""
+    tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: whether backward passes
+    recompute the outputs of norms and of activation functions."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, is_selective, max_chunk_tokens))

@@ -110,7 +110,7 @@ EIGHT_IN_BALANCE = json.dumps(
 
 
 WIDE = json.dumps({"hiddenSize": 16})
-"""Fields of a model whose tensors fill blocks of moments."""
+"""Fields of a model in which each tensor has a multiple of 16 elements, so that 8-bit moments are allowed."""
 EIGHT_IN_WIDE = json.dumps(json.loads(WIDE) | json.loads(EIGHT_IN_BALANCE))
 
 
