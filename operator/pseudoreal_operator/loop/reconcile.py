@@ -420,10 +420,15 @@ class _PlanExecutor:
 
     async def _stop_and_delete(self, wanted: Plan) -> None:
         namespace = self.metadata.namespace
-        for name in wanted.stop:
-            await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
-            self.deps.memory.deleted("Pod", self.name, name)
-            log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
+        stopped = set[str]()
+        try:
+            for name in wanted.stop:
+                await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
+                stopped.add(name)
+                log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
+        finally:
+            # Once for all pods, because the memory looks through all pods of the job.
+            self.deps.memory.deleted("Pod", self.name, stopped)
         for name in wanted.fail_jobs:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             failed = await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
@@ -431,7 +436,7 @@ class _PlanExecutor:
             log.info("job_failure_forced", name=name)
         for name in wanted.delete:
             await self.api.delete("Job", namespace, name)
-            self.deps.memory.deleted("Job", self.name, name)
+            self.deps.memory.deleted("Job", self.name, {name})
             log.info("child_deleted", kind="Job", name=name)
 
     async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":

@@ -15,7 +15,7 @@ import json
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -341,11 +341,13 @@ class Memory:
         awaited = self._families[name].awaited
         awaited[kind] = max(awaited.get(kind, 0), version or NEVER)
 
-    def deleted(self, kind: str, name: JobName, child: str) -> None:
-        """Note that the operator has deleted a child: the memory is behind until the watch has told."""
-        family = self._families[name]
+    def deleted(self, kind: str, name: JobName, children: Collection[str]) -> None:
+        """Note that the operator has deleted the children of these names: the memory is behind until the watch has
+        told."""
+        if (family := self._families.get(name)) is None:
+            return
         for uid, known in family.children[kind].items():
-            if known.name == child and not known.is_leaving:
+            if known.name in children and not known.is_leaving:
                 family.ending[uid] = kind
 
     def was_read(

@@ -162,7 +162,7 @@ class Watches:
             self.memory.wrote(kind, self._name, found)
 
     def deleted(self, kind: str, name: str) -> None:
-        self.memory.deleted(kind, self._name, name)
+        self.memory.deleted(kind, self._name, {name})
 
 
 def _without_version(body: Json) -> Json:
