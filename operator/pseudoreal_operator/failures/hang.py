@@ -76,6 +76,7 @@ def seconds_to_hang(view: View) -> float | None:
     return min([*running, *([REPORT_SECONDS] if reports and len(running) < len(clocks) else [])], default=None)
 
 
+@cache_per_object
 def _unheard_seconds(view: View) -> float:
     """Return the seconds since the last witness: a report, or a log that was read and had nothing new."""
     said = [last_report.last for last_report in view.reporting]
@@ -196,20 +197,25 @@ def _rank_reports(view: View) -> list[RankReport]:
 
 
 def _saving_seconds(view: View) -> Iterator[float]:
+    saving = [
+        (last_report, sign.saving_seconds)
+        for last_report in view.reporting
+        for sign in last_report.report.ranks
+        if sign.saving_seconds is not None
+    ]
+    if not saving:
+        return
     newest = max((last_report.progressed for last_report in view.reporting if last_report.progressed), default=None)
-    saving = (one for one in view.reporting if any(sign.saving_seconds is not None for sign in one.report.ranks))
-    for last_report in saving:
+    for last_report, seconds in saving:
         # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
-        if _is_silent(view, last_report) and newest and newest > last_report.last:
-            continue
-        for sign in last_report.report.ranks:
-            if sign.saving_seconds is not None:
-                yield sign.saving_seconds + _seconds(view, last_report.last)
+        if not (_is_silent(view, last_report) and newest and newest > last_report.last):
+            yield seconds + _seconds(view, last_report.last)
 
 
 def _all_ended(last_reports: list[LastReport]) -> bool:
-    signs = [sign for one in last_reports for sign in one.report.ranks]
-    return bool(signs) and all(sign.activity == "ended" for sign in signs)
+    if any(sign.activity != "ended" for one in last_reports for sign in one.report.ranks):
+        return False
+    return any(one.report.ranks for one in last_reports)
 
 
 def _is_silent(view: View, last_report: LastReport) -> bool:

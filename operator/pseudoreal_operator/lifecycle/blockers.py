@@ -8,7 +8,7 @@ from pseudoreal_operator.lifecycle.claims import (
     unbound_claims,
     volume_elsewhere_sentence,
 )
-from pseudoreal_operator.observe.view import Blocker, ChildJob, Pod, PodPhase, View
+from pseudoreal_operator.observe.view import Blocker, ChildJob, Pods, View
 
 _NOT_BOUND = (
     "unbound immediate persistentvolumeclaims",
@@ -71,10 +71,10 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
     )
 
 
-def describe_blocker(pods: Sequence[Pod], because: Sequence[str] = ()) -> Blocker | None:
+def describe_blocker(pods: Pods, because: Sequence[str] = ()) -> Blocker | None:
     """Return the blocker of the first blocked pod, in a sentence with a remedy; None if no pod is blocked. `because`:
     sentences on the cause, with its own remedy."""
-    blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.blocker]
+    blocked = [pod for pod in pods.pending if pod.blocker]
     if not blocked:
         return None
     pod, blocker = blocked[0], blocked[0].blocker

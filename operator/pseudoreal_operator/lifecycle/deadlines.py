@@ -14,7 +14,7 @@ from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decisio
 from pseudoreal_operator.lifecycle.retraining import roll_back
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
-from pseudoreal_operator.observe.view import JobState, PodPhase, View
+from pseudoreal_operator.observe.view import JobState, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.events import Reason
 
@@ -67,7 +67,7 @@ def exclusion_ends(view: View) -> datetime | None:
     job = view.job
     if job is None or job.state is not JobState.ACTIVE or job.queued or job.excludes_until is None:
         return None
-    if not any(pod.phase is PodPhase.PENDING and not pod.node for pod in view.pods):
+    if not view.unplaced_pods:
         return None
     # A queue may have held the Job past the end of the exclusion; the pods then still get EXCLUDED_SECONDS.
     return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))

@@ -29,7 +29,7 @@ from pseudoreal_operator.failures.classify import is_node_at_fault, is_rejected_
 from pseudoreal_operator.lifecycle.stopping import sidecar_note
 from pseudoreal_operator.manifests import exclusion
 from pseudoreal_operator.observe.stages import Stage, StageKind, is_started, with_phase_fields, with_stage_started
-from pseudoreal_operator.observe.view import Pod, PodPhase, View
+from pseudoreal_operator.observe.view import Pod, View
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, not_accepted
 from pseudoreal_operator.status.events import Event, Reason
 from pseudoreal_operator.untrusted_text import sanitize
@@ -253,7 +253,7 @@ def succeed(view: View, status: PseudoRealJobStatus, *events: Event) -> Decision
 def restart_or_fail(view: View, why: Cause, *also_reasons: Reason) -> Decision:
     """Return the decision to start another execution if spec.restart allows one, else to fail the job. Events with
     the reasons `also_reasons` carry the same text as the event of the failed execution."""
-    status = results.with_checkpoints(view.status, view.pods_with_deleted)
+    status = results.with_checkpoints(view.status, view.terminated_pods)
     exhausted = why_exhausted(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
         return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")
@@ -305,7 +305,7 @@ def avoided_node_events(view: View, status: PseudoRealJobStatus) -> Iterator[Eve
 def _failed_at(view: View) -> datetime:
     """Return the time at which the first pod failed; now if no pod has failed. The backoff starts at this time, so
     neither pods that end slowly nor an absence of the operator prolongs the backoff."""
-    failed = [pod for pod in view.pods if pod.phase is PodPhase.FAILED]
+    failed = view.pods.failed
     ends = [pod.termination.finished for pod in failed if pod.termination and pod.termination.finished]
     ends = ends or [end for end in (*(pod.ended for pod in failed), view.job.ended if view.job else None) if end]
     return min([view.now, *map(clock.from_text, ends)])
@@ -317,9 +317,7 @@ def with_failure(
     """Return the status with a failure of the execution, or of one of its pods, recorded. A failure that counts is
     recorded as a fault. Otherwise each pod with a fault of its node is recorded as a disruption: several nodes may have
     rejected pods at once."""
-    others = [
-        pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and is_rejected_by_node(pod)
-    ]
+    others = [pod for pod in view.pods.failed if pod is not why.pod and is_rejected_by_node(pod)]
     faults = [_fault(view, why.reason, pod, restart_in_place) for pod in (why.pod, *others)]
     if why.counts:
         return with_fault(status, view.spec.restart, faults[0], view.now)

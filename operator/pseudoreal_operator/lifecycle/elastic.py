@@ -156,7 +156,7 @@ def _were_placed(view: View) -> bool:
     all_had = known is not None and (known.phase_name, known.execution) == (this.phase, this.number)
     return (
         all_had
-        or any(not pod.is_alive for pod in view.pods)
+        or len(view.pods.alive) < len(view.pods)
         or any(last_report.training_since for last_report in view.last_reports)
     )
 
@@ -165,13 +165,13 @@ def _trains(view: View) -> bool:
     if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
         return False
     begun = not view.reporting or any(last_report.training_since for last_report in view.reporting)
-    return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
+    return begun and view.started_pods >= view.workers and len(view.pods.alive) == len(view.pods)
 
 
 def _lingering_pods(view: View) -> list[Pod]:
     """Return pods of earlier executions that have not ended and are not abandoned."""
-    others = (pod for pod in view.observed.pods if pod.execution != view.execution)
-    return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
+    earlier = (pods for execution, pods in view.observed.pods.by_execution.items() if execution != view.execution)
+    return [pod for pods in earlier for pod in pods.alive if not is_abandoned(pod, view.status)]
 
 
 def _abandon_after(view: View) -> datetime | None:

@@ -67,9 +67,9 @@ def own_restarts(view: View) -> int:
 
 def _newest_accounts(view: View) -> list[_Account]:
     """Return the workers' accounts of the newest restart in place, with the workers' indices."""
-    last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
+    last = [(pod.index, pod.termination.message) for pod in view.terminated_pods if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
-    said += [(last_report.index, last_report.restarted) for last_report in view.reporting]
+    said += [(one.index, one.restarted) for one in view.reporting if one.report.in_place]
     known = [(index, in_place) for index, in_place in said if in_place]
     newest = max((in_place.restarts for _, in_place in known), default=0)
     return [(index, in_place) for index, in_place in known if in_place.restarts == newest]

@@ -51,7 +51,7 @@ from pseudoreal_operator.observe.stages import (
     has_begun,
     with_served,
 )
-from pseudoreal_operator.observe.view import JobState, Observed, PodPhase, View
+from pseudoreal_operator.observe.view import JobState, Observed, View
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition, not_accepted
@@ -250,11 +250,10 @@ def _with_times(phase: PhaseStatus, now: str) -> PhaseStatus:
 def _replicas(view: View, decision: Decision) -> Replicas:
     if decision.children is None:
         return Replicas()
-    if len(view.pods) == view.workers and all(pod.phase is PodPhase.SUCCEEDED for pod in view.pods):
+    if len(view.pods) == view.workers and len(view.pods.succeeded) == len(view.pods):
         # Keep the old counts: the Job completes within a second or two, which changes the status again.
         return view.status.replicas
-    failed = sum(pod.phase is PodPhase.FAILED for pod in view.pods)
-    return Replicas(desired=view.workers, ready=sum(pod.ready for pod in view.pods), failed=failed)
+    return Replicas(desired=view.workers, ready=view.pods.ready, failed=len(view.pods.failed))
 
 
 def _rate_limit_progress(
@@ -295,7 +294,7 @@ def _jobs_to_fail(view: View, execution: Execution | None) -> tuple[str, ...]:
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
-    if any(pod.lingers for pod in view.pods):
+    if any(pod.lingers for pod in view.pods.terminated):
         return ()
     return (job.name,) if is_doomed(view.observed, view.status, view.execution, view.now) else ()
 
@@ -356,7 +355,7 @@ def placement(view: View) -> Placement | None:
     stage = current_stage(view.status.phases)
     if stage is None or stage.kind is not StageKind.TRAIN:
         return known
-    nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}
+    nodes = view.pods.nodes
     # With a topology only the pods know their ranks.
     ranks_known = view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
     if nodes.keys() != set(range(view.workers)) or not ranks_known:
@@ -370,12 +369,16 @@ def _placement(view: View, nodes: dict[int, str]) -> Placement:
     firsts = first_ranks(view.workers, size, view.reported_first_ranks)
     on_node: dict[str, list[int]] = {}
     for worker in sorted(nodes, key=firsts.__getitem__):
-        on_node.setdefault(nodes[worker], []).append(worker)
+        node = nodes[worker]
+        if node in on_node:
+            on_node[node].append(worker)
+        elif len(on_node) < MOST_NODES:
+            on_node[node] = [worker]
     found = []
-    for node, workers in list(on_node.items())[:MOST_NODES]:
+    for node, workers in on_node.items():
         ranks = ranges_text(rank for worker in workers for rank in range(firsts[worker], firsts[worker] + size))
         numbers = ranges_text(workers)
         if max(len(ranks), len(numbers)) <= MOST_RANGES:
             found.append(NodeRanks(node=node, ranks=ranks, workers=numbers))
-    omitted = len(on_node) - len(found)
+    omitted = len(set(nodes.values())) - len(found)
     return Placement(phase_name=execution.phase, execution=execution.number, nodes=found, omitted_nodes=omitted)

@@ -10,7 +10,7 @@ from pseudoreal_operator.lifecycle.elastic import scale_down_note, size_note
 from pseudoreal_operator.lifecycle.in_place import known_restarts_in_place
 from pseudoreal_operator.lifecycle.stopping import can_spare_take_over, describe_sidecar
 from pseudoreal_operator.observe.stages import StageKind, phases_to_finish
-from pseudoreal_operator.observe.view import PodPhase, View
+from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.conditions import NewCondition, find
 from pseudoreal_operator.status.events import Event, Reason
@@ -48,13 +48,13 @@ def progressing_condition(view: View) -> NewCondition:
     assert view.job is not None, "the rule `execution_running` passes a view with an active Job"
     if view.job.queued:
         return not_progressing("Queued", why_queued(view.job, view.spec.scheduling.queue) + scale_down_note(view))
-    failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
+    failed = next(iter(view.pods.failed), None)
     if failed and can_spare_take_over(view.observed, view.execution, view.now):
         return not_progressing("Ending", f"Pod {failed.name} has ended; a spare pod may take its place.")
     if failed:
         text = f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
         return not_progressing("Ending", text + _sidecar_sentence(view))
-    if view.pods and not any(pod.is_alive for pod in view.pods) and (kept := _sidecar_sentence(view)):
+    if view.pods and not view.pods.alive and (kept := _sidecar_sentence(view)):
         return not_progressing("SidecarRunsOn", kept.strip())
     blocker = find_blocker(view)
     if blocker:
@@ -64,14 +64,14 @@ def progressing_condition(view: View) -> NewCondition:
 
 def _sidecar_sentence(view: View) -> str:
     """Return a sentence on a container that keeps running in a pod whose trainer has ended; empty if there is none."""
-    pod = next((pod for pod in view.pods if pod.sidecars), None)
+    pod = next(iter(view.pods.with_sidecars), None)
     return f" {describe_sidecar(pod)}" if pod else ""
 
 
 def _while_starting(view: View) -> NewCondition | None:
-    ready = sum(pod.ready for pod in view.pods)
+    ready = view.pods.ready
     # Pods that have completed are not ready any more.
-    if view.pods and (ready >= view.workers or not any(pod.is_alive for pod in view.pods)):
+    if view.pods and (ready >= view.workers or not view.pods.alive):
         return None
     text = f"{ready} of {view.workers} pods run; if this lasts: kubectl describe job {view.job_name}"
     if not view.pods:

@@ -171,7 +171,7 @@ def ended_too_early(view: View, message: TerminationMessage) -> bool:
 
 def train_longer(view: View, message: TerminationMessage) -> Decision:
     """Return the decision to continue from the end of a phase that was prolonged in the meantime."""
-    status = results.with_checkpoints(view.status, view.pods_with_deleted)
+    status = results.with_checkpoints(view.status, view.terminated_pods)
     text = (
         f"{view.stage.title.capitalize()} has ended at step {message.step}, and is to train until step"
         f" {last_steps(view.spec)[view.stage.index]} now. Execution {status.execution + 1} goes on from checkpoint"

@@ -56,7 +56,7 @@ from pseudoreal_operator.observe.stages import (
     is_started,
     with_stage_started,
 )
-from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, View
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
@@ -68,7 +68,7 @@ UNWATCHED_SECONDS = 5.0
 def complete_stage(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
-    message = results.result_of(view.stage, view.pods_with_deleted)
+    message = results.result_of(view.stage, view.terminated_pods)
     if message is None:
         return _without_result(view, view.job)
     if ended_too_early(view, message):
@@ -97,7 +97,7 @@ def _done(view: View, phase: PhaseStatus) -> Event:
 
 
 def _without_result(view: View, job: ChildJob) -> Decision:
-    pod = next((pod for pod in view.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
+    pod = next((pod for pod in view.pods.succeeded if pod.index == 0), None)
     if pod is None:
         sentence = f"The pod of Job {job.name} is gone, with its result."
         return restart_or_fail(view, Cause("ResultGone", sentence, counts=False))
@@ -111,11 +111,11 @@ def _without_result(view: View, job: ChildJob) -> Decision:
 def job_suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
-    alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
-    saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
+    alive = [pod.name for pod in view.observed.every_pod.alive[:3]]
+    saving = f" {', '.join(alive)} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
     status = results.with_checkpoints(
-        results.with_reported_checkpoint(view.status, view.last_reports), view.pods_with_deleted
+        results.with_reported_checkpoint(view.status, view.last_reports), view.terminated_pods
     )
     # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
     suspension = event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
@@ -184,7 +184,7 @@ def execution_running(view: View) -> Decision | None:
     if view.job.queued:
         # Pods that the queue takes back save before they end.
         status = results.with_checkpoints(
-            results.with_reported_checkpoint(status, view.last_reports), view.pods_with_deleted
+            results.with_reported_checkpoint(status, view.last_reports), view.terminated_pods
         )
     condition = progressing_condition(view)
     events = (*unposted_start_events(view), *change_events(view, condition), *preemption_events(view))
@@ -197,9 +197,8 @@ def pod_stuck(view: View) -> Decision | None:
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    everyone = (pod for pod in view.observed.every_pod if pod.execution == view.execution)
-    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else everyone
-    pod = next((pod for pod in waited_for if is_stuck(pod, view.now)), None)
+    waited_for = view.pods if view.pods.alive else view.observed.every_pod.of(view.execution)
+    pod = next((pod for pod in waited_for.leaving if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
     deadline, node = pod.deletion_deadline, pod.node or "(none)"
@@ -214,7 +213,7 @@ def worker_missing(view: View) -> Decision | None:
         return None
     if view.job.queued:
         return None  # the queue takes all pods back
-    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and has_lost_peer(pod)]
+    witnesses = [pod for pod in view.pods.failed if has_lost_peer(pod)]
     waits = any(last_report.waits_to_restart for last_report in view.reporting)
     if not waits and not (witnesses and is_doomed(view.observed, view.status, view.execution, view.now)):
         return None
@@ -247,7 +246,7 @@ def back_off(view: View) -> Decision | None:
 def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap, and a
     job must not share names of children with a deleted job."""
-    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_ignorable(view, pod))
+    waited_for = (pod for pod in view.observed.every_pod.alive if not _is_ignorable(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
@@ -481,7 +480,7 @@ def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        status = results.with_checkpoints(view.status, view.pods_with_deleted)
+        status = results.with_checkpoints(view.status, view.terminated_pods)
         return fail(view, status, verdict.reason, sentence)
     counts = verdict.action == "Restart"
     return restart_or_fail(view, Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts))

@@ -37,7 +37,7 @@ from pseudoreal_operator.lifecycle.decisions import (
 from pseudoreal_operator.lifecycle.in_place import counted_restarts, own_restarts
 from pseudoreal_operator.lifecycle.stopping import is_stuck
 from pseudoreal_operator.observe.stages import StageKind, with_stage_started
-from pseudoreal_operator.observe.view import JobState, LastReport, Pod, PodPhase, View
+from pseudoreal_operator.observe.view import JobState, LastReport, Pod, View
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.events import Reason
 
@@ -75,9 +75,8 @@ def spare_took_over(view: View) -> Decision | None:
 
 
 def _find_lost_workers(view: View) -> _LostWorkers:
-    failed = [pod.index for pod in view.pods if pod.phase is PodPhase.FAILED]
-    stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
-    workers = sorted({*view.missing_workers, *failed, *(pod.index for pod in stuck)})
+    stuck = [pod for pod in view.pods.leaving if is_stuck(pod, view.now)]
+    workers = sorted({*view.missing_workers, *(pod.index for pod in (*view.pods.failed, *stuck))})
     return _LostWorkers(tuple(workers), next(iter(stuck), None))
 
 
@@ -100,7 +99,7 @@ def _take_over(view: View, lost: _LostWorkers, ready: Sequence[Pod], verdict: Ve
     counts, takeovers = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
     cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
-    status = results.with_checkpoints(status, view.pods_with_deleted)
+    status = results.with_checkpoints(status, view.terminated_pods)
     status = with_retry(with_failure(view, status, cause, restart_in_place=restart), counts=counts)
     clauses = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in takeovers.items()]
     text = f"{cause.sentence} {'; '.join(clauses).capitalize()}"

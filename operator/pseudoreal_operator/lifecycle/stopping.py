@@ -8,7 +8,7 @@ of the trainer is the end of the pod. For Kubernetes the pod still runs: the pod
 completes. So the operator ends these pods, once the status has all information from them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -24,6 +24,7 @@ from pseudoreal_operator.observe.view import (
     Observed,
     Pod,
     PodPhase,
+    Pods,
     View,
     ended_at,
     is_kept_by_sidecar,
@@ -53,15 +54,11 @@ def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
     """Return the names of pods that are alive, cannot save, and have more than STOP_SECONDS left."""
     return tuple(
         pod.name
-        for execution in dict.fromkeys(pod.execution for pod in observed.pods)
+        for execution, pods in observed.pods.by_execution.items()
         if is_doomed(observed, observed.status, execution, now)
-        for pod in _pods_of(observed, execution)
-        if pod.is_alive and not is_ending_soon(pod, now)
+        for pod in pods.alive
+        if not is_ending_soon(pod, now)
     )
-
-
-def _pods_of(observed: Observed, execution: Execution) -> list[Pod]:
-    return [pod for pod in observed.pods if pod.execution == execution]
 
 
 def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
@@ -76,7 +73,7 @@ def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execut
         return False
     if _waits_for_ended_pod(observed, execution):
         return True
-    ended = list(_failed_or_stuck(_pods_of(observed, execution), now))
+    ended = [*_failed_or_stuck(observed.pods.of(execution), now)]
     # A pod that does not blame a peer is the origin: no other pod has anything to add.
     if any(not has_lost_peer(pod) for pod in ended):
         return True
@@ -91,8 +88,8 @@ def can_spare_take_over(observed: Observed, execution: Execution, now: datetime)
     ready = ready_spares(observed, execution, now)
     if not ready or execution.number < observed.status.execution:
         return False
-    pods = _pods_of(observed, execution)
-    lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
+    pods = observed.pods.of(execution)
+    lost = [*pods.failed, *(pod for pod in pods.leaving if is_stuck(pod, now))]
     if not 0 < len(lost) <= min(len(ready), len(pods) - 1):
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
@@ -103,22 +100,21 @@ def can_spare_take_over(observed: Observed, execution: Execution, now: datetime)
 def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
     only spare pods are left. Left alone, these pods would wait for a long time."""
-    pods, spares = _pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
+    pods, spares = observed.pods.of(execution), observed.spares.of(execution)
     if not spares and execution not in memberships(observed.status):
         return False
-    if not any(pod.is_alive for pod in pods):
-        return sum(pod.has_succeeded for pod in pods) < max((pod.workers for pod in (*pods, *spares)), default=0)
+    if not pods.alive:
+        return len(pods.succeeded) < max((pod.workers for pod in (*pods, *spares)), default=0)
     waits = any(one.waits_to_restart for one in observed.last_reports if one.execution == execution)
-    return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
+    return waits and bool(pods.failed)
 
 
 def pod_moments(observed: Observed, now: datetime) -> Iterator[datetime]:
     """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which
     count as stuck."""
-    active = {pod.execution for pod in observed.every_pod if pod.is_alive}
-    active |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
-    timed = (pod for pod in observed.every_pod if pod.deletion_deadline or pod.sidecars or pod.phase is PodPhase.FAILED)
-    for pod in (pod for pod in timed if pod.execution in active):
+    active = {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
+    by_execution = observed.every_pod.by_execution.items()
+    for pod in (pod for execution, pods in by_execution if pods.alive or execution in active for pod in pods.timed):
         if pod.is_alive and pod.deletion_deadline:
             waits = [(clock.from_text(pod.deletion_deadline), STUCK_SECONDS)]
         else:
@@ -136,12 +132,10 @@ def is_stuck(pod: Pod, now: datetime) -> bool:
     return now >= clock.from_text(pod.deletion_deadline) + timedelta(seconds=STUCK_SECONDS)
 
 
-def _failed_or_stuck(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
+def _failed_or_stuck(pods: Pods, now: datetime) -> Iterator[Pod]:
     """Yield stuck pods, and failed pods except those that stopped on request (exit code YIELDED)."""
-    for pod in pods:
-        failed = pod.phase is PodPhase.FAILED and not has_exit_code(pod, ExitCode.YIELDED)
-        if failed or is_stuck(pod, now):
-            yield pod
+    yield from (pod for pod in pods.failed if not has_exit_code(pod, ExitCode.YIELDED))
+    yield from (pod for pod in pods.leaving if is_stuck(pod, now))
 
 
 def is_ending_soon(pod: Pod, now: datetime) -> bool:
@@ -152,7 +146,7 @@ def is_ending_soon(pod: Pod, now: datetime) -> bool:
 
 def pods_to_release(view: View) -> Iterator[str]:
     """Yield the names of pods that only sidecars keep, and whose termination messages the status has."""
-    for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
+    for pod in view.observed.every_pod.with_sidecars:
         # Until the status has the termination message, passes read the message from the pod, so the pod must not be
         # deleted.
         is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
@@ -162,13 +156,13 @@ def pods_to_release(view: View) -> Iterator[str]:
 
 def never_ends(view: View, job: ChildJob) -> bool:
     """Return whether a Job waits for sidecars, although the status has its outcome."""
-    kept = any(pod.sidecars for pod in view.observed.every_pod if pod.execution == job.execution)
-    return kept and _is_over(view, job.execution)
+    kept = view.observed.every_pod.of(job.execution).with_sidecars
+    return bool(kept) and _is_over(view, job.execution)
 
 
 def sidecar_note(view: View) -> str | None:
     """Return a sentence on a sidecar that keeps a pod of the present execution; None if there is none."""
-    pod = next((pod for pod in view.pods if is_kept_by_sidecar(pod, view.now)), None)
+    pod = next((pod for pod in view.pods.with_sidecars if is_kept_by_sidecar(pod, view.now)), None)
     return None if pod is None else describe_sidecar(pod)
 
 

@@ -24,7 +24,7 @@ from pseudoreal_operator.observe.fetch import build_observed
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.stages import phases_to_finish
-from pseudoreal_operator.observe.view import ChildJob, Pod
+from pseudoreal_operator.observe.view import ChildJob, Pod, Pods
 from pseudoreal_operator.status.conditions import has_ended
 
 Json = dict[str, Any]
@@ -110,7 +110,7 @@ async def _idle_job(
         return None
     now = datetime.now(UTC)
     deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), requeue)
-    observed = build_observed(deps.report_store, job, status, children.jobs, children.pods, now)
+    observed = build_observed(deps.report_store, job, status, children.jobs, Pods(children.pods), now)
     wanted = await run(plan, observed, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None
 

@@ -28,7 +28,7 @@ from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage, with_added_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
-from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import NO_PODS, ChildJob, Observed, Pod, PodPhase, Pods
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
 
 Json = dict[str, Any]
@@ -103,7 +103,7 @@ async def observe(
             read = read_claim(claim, stored)
             pending = waiting is not None and read.phase is ClaimPhase.PENDING
             claims.append(await _with_complaint(api, namespace, read, stored["metadata"]["uid"]) if pending else read)
-    deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
+    deleted_pods = termination_messages.of_job((namespace, uid), pods.names)
     observed = build_observed(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
         observed,
@@ -131,13 +131,11 @@ def _remembered(memory: Memory, kind: str, job: PseudoRealJob) -> Children:
     return known
 
 
-def _unplaced_pod(
-    job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], pods: Sequence[Pod]
-) -> str | None:
+def _unplaced_pod(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], pods: Pods) -> str | None:
     """Return the name of a pod of the present execution that waits for a node; None if there is none."""
     execution = current_execution(job, status, jobs)
-    pending = (pod for pod in pods if pod.execution == execution and pod.phase is PodPhase.PENDING)
-    return next((pod.name for pod in pending if not pod.node), None)
+    waiting = pods.of(execution).without_node if execution else ()
+    return next((pod.name for pod in waiting if pod.phase is PodPhase.PENDING), None)
 
 
 def _claims_to_read(
@@ -174,7 +172,7 @@ class _Found:
     jobs: list[ChildJob] = field(default_factory=list)
     finished: list[ChildJob] = field(default_factory=list)
     """The elements of `jobs` that have ended and have no running pod."""
-    pods: tuple[Pod, ...] = ()
+    pods: Pods = NO_PODS
     of_deleted_job: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""
     orphans: list[str] = field(default_factory=list)
@@ -216,7 +214,7 @@ class _Found:
                 pods.append(read_pod(body))
             elif is_orphan(self.uid, body):
                 self.orphans.append(_name(body))
-        self.pods = tuple(pods)
+        self.pods = Pods(pods)
         memory.was_read("Pod", job_name(job), versions, version_of(listed[-1]), finished)
 
     def take_jobs(self, known: Children) -> None:
@@ -241,7 +239,7 @@ def build_observed(
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
     jobs: Sequence[ChildJob],
-    pods: Sequence[Pod],
+    pods: Pods,
     now: datetime,
     deleted_pods: tuple[Pod, ...] = (),
 ) -> Observed:
@@ -252,14 +250,15 @@ def build_observed(
     first = membership.pod_of(0) if membership else 0  # completion index of the pod of worker 0
     pod = _reporting_pod(pods, execution, first)
     report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
-    executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
+    executions = {one for one, members in pods.by_execution.items() if members.alive}
+    executions |= {execution} if execution else set()
     claim = claim_of(job)
     claims = {(_CLAIM, claim)} if claim and has_claim(job, status, jobs) else set()
     observed = Observed(
         job=job,
         status=status,
         jobs=tuple(jobs),
-        pods=tuple(pods),
+        pods=pods,
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
         last_reports=report_store.of_job(key, executions),
         deleted_pods=deleted_pods,
@@ -289,11 +288,12 @@ def claim_of(job: PseudoRealJob) -> str | None:
     return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
 
 
-def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
+def _reporting_pod(pods: Pods, present: Execution | None, first: int) -> Pod | None:
     """Return the pod of rank 0, which reports the progress, if it runs; else None."""
     if present is None or present.kind is not StageKind.TRAIN:
         return None
-    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == first), None)
+    found = (pod for pod in pods.of(present).alive if pod.index == first)
+    return next((pod for pod in found if pod.phase is PodPhase.RUNNING), None)
 
 
 def _name(body: Json) -> str:

@@ -15,14 +15,15 @@ import json
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from pseudoreal_operator.observe.reading import belongs_to, has_no_pod_left, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.view import ChildJob, Pod
+from pseudoreal_operator.observe.view import ChildJob, Pod, Pods
 
 Json = dict[str, Any]
 JobName = tuple[str, str]
@@ -85,20 +86,20 @@ class Children:
     jobs: tuple[ChildJob, ...]
     finished: tuple[ChildJob, ...]
     """The elements of `jobs` that have ended; none of their pods is active or terminating."""
-    pods: dict[str, tuple[Pod, ...]]
+    pods: dict[str, Pods]
     """Name of a Job -> its pods."""
     of_deleted_job: tuple[str, ...]
     """Names of children of a deleted job of the same name."""
     orphans: tuple[str, ...]
     """Names of pods of the job without a Job."""
-    _pods_without: dict[frozenset[str], tuple[Pod, ...]] = field(default_factory=dict)
+    _pods_without: dict[frozenset[str], Pods] = field(default_factory=dict)
 
-    def pods_without(self, jobs: frozenset[str]) -> tuple[Pod, ...]:
+    def pods_without(self, jobs: frozenset[str]) -> Pods:
         """Return the pods of all Jobs but these: the same tuple object for the same `jobs`, because Sightings compares
         by identity."""
         if jobs not in self._pods_without:
-            found = tuple(pod for job, pods in self.pods.items() if job not in jobs for pod in pods)
-            self._pods_without[jobs] = found
+            found = [pods for job, pods in self.pods.items() if job not in jobs]
+            self._pods_without[jobs] = found[0] if len(found) == 1 else Pods(chain.from_iterable(found))
         return self._pods_without[jobs]
 
 
@@ -411,35 +412,35 @@ class Memory:
             return Children((), (), {}, (), ())
         if (known := family.snapshots.get(uid)) is not None:
             return known
-        if any(child.read is None for child in _own(family, "Job", uid)) or any(
-            child.read is None for child in _own(family, "Pod", uid)
-        ):
-            return None
-        found = family.snapshots[uid] = _snapshot(family, uid)
+        found = _snapshot(family, uid)
+        if found is not None:
+            family.snapshots[uid] = found
         return found
 
 
-def _snapshot(family: _Family, uid: str) -> Children:
+def _snapshot(family: _Family, uid: str) -> Children | None:
+    """Return the children of the job; None if one of them cannot be read."""
     jobs, finished, pods = [], [], defaultdict[str, list[Pod]](list)
-    for child in _own(family, "Job", uid):
-        assert isinstance(child.read, ChildJob), "`children` makes no snapshot of children that cannot be read"
-        jobs.append(child.read)
-        finished += [child.read] if child.is_finished else []
-    for child in _own(family, "Pod", uid):
-        assert isinstance(child.read, Pod), "`children` makes no snapshot of children that cannot be read"
-        pods[child.job].append(child.read)
-    everything = [child for kind in KINDS for child in family.children[kind].values()]
+    of_deleted_job, orphans = [], []
+    for child in (child for kind in KINDS for child in family.children[kind].values()):
+        if child.job_uid != uid:
+            of_deleted_job += [child.name] if child.job_uid is not None else []
+        elif child.is_own and child.read is None:
+            return None
+        elif child.is_own and isinstance(child.read, Pod):
+            pods[child.job].append(child.read)
+        elif child.is_own and isinstance(child.read, ChildJob):
+            jobs.append(child.read)
+            finished += [child.read] if child.is_finished else []
+        if child.is_orphan and child.job_uid == uid:
+            orphans.append(child.name)
     return Children(
         jobs=tuple(jobs),
         finished=tuple(finished),
-        pods={job: tuple(found) for job, found in pods.items()},
-        of_deleted_job=tuple(child.name for child in everything if child.job_uid not in (None, uid)),
-        orphans=tuple(child.name for child in everything if child.is_orphan and child.job_uid == uid),
+        pods={job: Pods(found) for job, found in pods.items()},
+        of_deleted_job=tuple(of_deleted_job),
+        orphans=tuple(orphans),
     )
-
-
-def _own(family: _Family, kind: str, uid: str) -> Iterator[Child]:
-    return (child for child in family.children[kind].values() if child.is_own and child.job_uid == uid)
 
 
 def _child(kind: str, body: Json) -> Child:

@@ -17,6 +17,8 @@ _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) -> dict[int, int]:
     """Return worker number -> first rank. `said`: worker number -> first rank, for some of the workers; impossible
     ranks are ignored. The other workers get the remaining ranks in the order of their numbers."""
+    if not said:
+        return dict(enumerate(range(0, workers * ranks_per_worker, ranks_per_worker)))
     left = dict.fromkeys(range(0, workers * ranks_per_worker, ranks_per_worker))
     found: dict[int, int] = {}
     for worker, rank in sorted(said.items()):

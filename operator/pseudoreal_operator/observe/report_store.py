@@ -1,9 +1,10 @@
 """Report store: the newest reports of the pods, in memory. After a restart of the operator the pods report again."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import chain
 from types import MappingProxyType
 
 from pseudoreal_api.wire.messages import ProgressReport
@@ -72,18 +73,51 @@ class _RankZeroPod:
 
 
 @dataclass
+class _ReportsOfExecution:
+    """Newest reports of the pods of one execution, which may be 10,000. Both fields are by completion index."""
+
+    newest: dict[int, LastReport] = field(default_factory=dict)
+    restarted: dict[int, dict[int, datetime]] = field(default_factory=dict)
+    """Number of restarts in place -> times of the newest reports with this number, in the order of the times."""
+
+    def add(self, index: int, last_report: LastReport) -> None:
+        if (known := self.newest.get(index)) and known.report.in_place:
+            number = known.report.in_place.restarts
+            del self.restarted[number][index]
+            if not self.restarted[number]:
+                del self.restarted[number]
+        self.newest[index] = last_report
+        if last_report.report.in_place:
+            self.restarted.setdefault(last_report.report.in_place.restarts, {})[index] = last_report.last
+
+    def restarts_in_place(self, now: datetime) -> int:
+        """Return the highest number of restarts in place of any pod that is not silent. Each report is answered with
+        this number, so the other reports must not be looked at one by one."""
+        for number in sorted(self.restarted, reverse=True):
+            last = self.restarted[number][next(reversed(self.restarted[number]))]
+            if (now - last).total_seconds() <= QUIET_SECONDS:
+                return number
+        return 0
+
+
+@dataclass
 class _Followed:
     requeue: Callable[[float], None] = _queue_nothing
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now, at the user's request."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Execution -> membership in the stored status."""
-    last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
+    reports: defaultdict[Execution, _ReportsOfExecution] = field(
+        default_factory=lambda: defaultdict(_ReportsOfExecution)
+    )
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
     """Time of the newest report of any pod of the job; None: no report has arrived."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
+
+    def last_report(self, reporter: ReportingPod) -> LastReport | None:
+        return self.reports[reporter.execution].newest.get(reporter.index)
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
         """Return the start of the silence of all pods, if pods run and the silence is longer than `seconds`; else
@@ -104,9 +138,9 @@ class _Followed:
         another pod reports ranks of the same execution: then the path works, and that pod tells of a hang. A spare pod
         has no ranks, and cannot tell."""
         to = self.rank_zero_pod
-        if to is None or not to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now):
+        if to is None or not to.log_is_due(self.last_report(to.reporter), now):
             return None
-        others = (one for one in self.last_reports.values() if one.execution == to.reporter.execution)
+        others = self.reports[to.reporter.execution].newest.values()
         heard = (one for one in others if (now - one.last).total_seconds() <= QUIET_SECONDS)
         return None if any(one.report.ranks for one in heard) else to
 
@@ -150,9 +184,9 @@ class ReportStore:
 
     def _update(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report, or progress from a log; return whether the job is queued again for it."""
-        key = (reporter.execution, reporter.index)
-        known = followed.last_reports.get(key)
-        followed.last_reports[key] = last_report = merge_report(known, reporter, report, now)
+        known = followed.last_report(reporter)
+        last_report = merge_report(known, reporter, report, now)
+        followed.reports[reporter.execution].add(reporter.index, last_report)
         if (after := _requeue_after(known, last_report)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
@@ -187,17 +221,17 @@ class ReportStore:
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return
-        key, to = (reporter.execution, reporter.index), followed.rank_zero_pod
-        known, before = followed.last_reports.get(key), to.last_progress if to and to.reporter == reporter else None
+        to, newest = followed.rank_zero_pod, followed.reports[reporter.execution].newest
+        known, before = newest.get(reporter.index), to.last_progress if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
             self._update(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
-            followed.last_reports[key] = replace(known, log_unchanged=now)
+            newest[reporter.index] = replace(known, log_unchanged=now)
             self._requeue_in_turn(followed, PROGRESS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
-            followed.last_reports[key] = replace(known, progressed=now)
+            newest[reporter.index] = replace(known, progressed=now)
         if to and to.reporter == reporter:
             # The time of the reading is not before the time of the report that came of it: otherwise the report would
             # end a silence, and the log would be due again after a short one.
@@ -232,34 +266,22 @@ class ReportStore:
     def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[LastReport, ...]:
         """Return the reports of these executions, and forget the reports of others."""
         followed = self._jobs.get(job, _Followed())
-        followed.last_reports = {
-            key: last_report
-            for key, last_report in followed.last_reports.items()
-            if last_report.execution in executions
-        }
-        return tuple(followed.last_reports.values())
+        for execution in followed.reports.keys() - executions:
+            del followed.reports[execution]
+        return tuple(chain.from_iterable(reports.newest.values() for reports in followed.reports.values()))
 
     def restarts_in_place(self, reporter: ReportingPod, now: datetime) -> int:
         """Return the highest number of restarts in place of any pod of the reporter's execution. Silent pods are
         ignored, because a queue may have taken them back."""
-        followed = self._jobs.get(reporter.job, _Followed())
-        return max(
-            (
-                last_report.report.in_place.restarts
-                for last_report in followed.last_reports.values()
-                if last_report.execution == reporter.execution
-                and last_report.report.in_place
-                and (now - last_report.last).total_seconds() <= QUIET_SECONDS
-            ),
-            default=0,
-        )
+        return self._jobs.get(reporter.job, _Followed()).reports[reporter.execution].restarts_in_place(now)
 
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
         """Return the answer to a stored report. Record if the answer tells the pod to finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
-        finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
-        if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
-            followed.last_reports[key] = replace(last_report, told_to_finish=True)
+        finish, last_report = reporter.execution.phase in followed.finish, followed.last_report(reporter)
+        if finish and last_report is not None and not last_report.told_to_finish:
+            newest = followed.reports[reporter.execution].newest
+            newest[reporter.index] = replace(last_report, told_to_finish=True)
             followed.requeue(SOON_SECONDS)
         return ReportAnswer(
             finish_phase=finish,

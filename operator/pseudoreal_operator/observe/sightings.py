@@ -9,12 +9,13 @@ reported times are trusted.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.report_store import JobKey
-from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
+from pseudoreal_operator.observe.view import NO_PODS, ChildJob, Pod, PodPhase, Pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,29 @@ class _Child:
         return _between(pod.deletion_deadline, found.before + grace if found.before else None, found.first + grace)
 
 
+class _BoundedPod(NamedTuple):
+    """A pod as the last pass found it, and bounded."""
+
+    given: Pod
+    earliest: datetime | None
+    """Lower bound of all its times; None: there is none."""
+    fields: dict[str, _Field]
+    bounded: Pod
+
+
 @dataclass
 class _LastPass:
     """The last pass over the children of a job."""
 
     last: datetime | None = None
     """Latest time at which the children, as the passes know them, were up to date."""
-    children: dict[str, dict[str, _Field]] = field(default_factory=dict)
-    """Name of a child -> its fields; a pod and a Job never share a name."""
-    given: tuple[Sequence[Pod], tuple[ChildJob, ...], datetime | None] | None = None
+    jobs: dict[str, dict[str, _Field]] = field(default_factory=dict)
+    """Name of a Job -> its fields."""
+    pods: dict[str, _BoundedPod] = field(default_factory=dict)
+    """Name of a pod -> the pod."""
+    given: tuple[Pods, tuple[ChildJob, ...], datetime | None] | None = None
     """Pods and Jobs before they were bounded, and the time at which the newest pods were requested."""
-    bounded: tuple[list[ChildJob], tuple[Pod, ...]] = ([], ())
+    bounded: tuple[list[ChildJob], Pods] = ([], NO_PODS)
     """The same children, bounded."""
 
 
@@ -89,32 +102,35 @@ class Sightings:
         job: JobKey,
         status: PseudoRealJobStatus,
         jobs: Sequence[ChildJob],
-        pods: Sequence[Pod],
+        pods: Pods,
         now: datetime,
         behind: timedelta = timedelta(0),
-    ) -> tuple[list[ChildJob], tuple[Pod, ...]]:
+    ) -> tuple[list[ChildJob], Pods]:
         """Return the children of the job with bounded times. `behind`: time by which the children may be older than
         `now`."""
         known = self._jobs.get(job, _LastPass())
         last, requested = max(now - behind, known.last or now - behind), _requested_at(status)
         if known.given and known.given[0] is pods and known.given[1:] == (tuple(jobs), requested):
-            # The same tuple of pods, as the memory returns it while nothing changes: no pod is looked at.
+            # The same pods, as the memory returns them while nothing changes: no pod is looked at.
             known.last = last
             return known.bounded
         # Only present children are stored again, so deleted children are forgotten.
-        observed = self._jobs[job] = _LastPass(last, given=(pods, tuple(jobs), requested))
-
-        def child(name: str) -> _Child:
-            before = known.last if name in known.children else None
-            fields = observed.children[name] = known.children.get(name, {})
-            return _Child(now, before, fields)
-
-        dated_jobs = [_bound_job_times(one, child(one.name)) for one in jobs]
-        dated_pods = tuple(
-            _bound_pod_times(pod, child(pod.name), requested if pod.execution.number == status.execution else None)
-            for pod in pods
-        )
-        observed.bounded = dated_jobs, dated_pods
+        observed, dated_jobs = _LastPass(last, given=(pods, tuple(jobs), requested)), []
+        for one in jobs:
+            before = known.last if one.name in known.jobs else None
+            child = _Child(now, before, known.jobs.get(one.name, {}))
+            observed.jobs[one.name] = child.fields
+            dated_jobs.append(_bound_job_times(one, child))
+        for execution, members in pods.by_execution.items():
+            earliest = requested if execution.number == status.execution else None
+            for pod in members:
+                same = known.pods.get(pod.name)
+                if same is None or same.given is not pod or same.earliest != earliest:
+                    child = _Child(now, known.last if same else None, same.fields if same else {})
+                    same = _BoundedPod(pod, earliest, child.fields, _bound_pod_times(pod, child, earliest))
+                observed.pods[pod.name] = same
+        observed.bounded = dated_jobs, Pods(pod.bounded for pod in observed.pods.values())
+        self._jobs[job] = observed
         return observed.bounded
 
 

@@ -4,7 +4,7 @@ The watch reports these pods once, and no list shows them any more. Their messag
 finds its checkpoints without them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Set
 from dataclasses import dataclass
 
 from pseudoreal_operator.observe.report_store import JobKey
@@ -40,10 +40,10 @@ class TerminationMessages:
         if known.newest is None or _step(pod) > _step(known.newest):
             known.newest = pod
 
-    def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
-        """Return the deleted pods of a job with known termination messages. `listed`: names of the pods that still
+    def of_job(self, job: JobKey, existing: Set[str]) -> tuple[Pod, ...]:
+        """Return the deleted pods of a job with known termination messages. `existing`: names of the pods that still
         exist."""
-        known, existing = self._messages.get(job), set(listed)
+        known = self._messages.get(job)
         pods = {pod.name: pod for pod in (known.first, known.newest) if pod} if known else {}
         return tuple(pod for name, pod in pods.items() if name not in existing)
 

@@ -4,6 +4,7 @@ Time in a queue does not count against a job: the job's clocks are moved forward
 job's pods.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -138,9 +139,94 @@ class Pod:
     def is_alive(self) -> bool:
         return self.phase is PodPhase.RUNNING or self.phase is PodPhase.PENDING
 
+
+class Pods(tuple[Pod, ...]):
+    """Pods at one moment. While no pod changes, passes get the same object, so each property is computed once per
+    change instead of once per pass: a job may have 10,000 pods."""
+
+    def of(self, execution: Execution) -> "Pods":
+        """Return the pods of an execution, in the order of their indices."""
+        return self.by_execution.get(execution, NO_PODS)
+
+    @cached_property
+    def by_execution(self) -> "dict[Execution, Pods]":
+        found: defaultdict[Execution, list[Pod]] = defaultdict(list)
+        for pod in self:
+            found[pod.execution].append(pod)
+        for pods in found.values():
+            pods.sort(key=attrgetter("index"))
+        if len(found) == 1 and next(iter(found.values())) == [*self]:
+            return dict.fromkeys(found, self)
+        return {execution: Pods(pods) for execution, pods in found.items()}
+
+    @cached_property
+    def _by_phase(self) -> "dict[PodPhase, Pods]":
+        found: dict[PodPhase, list[Pod]] = {phase: [] for phase in PodPhase}
+        for pod in self:
+            found[pod.phase].append(pod)
+        return {phase: self if len(pods) == len(self) else Pods(pods) for phase, pods in found.items()}
+
+    @cached_property
+    def alive(self) -> "Pods":
+        return self if not (self.failed or self.succeeded) else Pods(pod for pod in self if pod.is_alive)
+
     @property
-    def has_succeeded(self) -> bool:
-        return self.phase is PodPhase.SUCCEEDED
+    def pending(self) -> "Pods":
+        return self._by_phase[PodPhase.PENDING]
+
+    @cached_property
+    def without_node(self) -> "Pods":
+        return Pods(pod for pod in self if not pod.node)
+
+    @property
+    def failed(self) -> "Pods":
+        return self._by_phase[PodPhase.FAILED]
+
+    @property
+    def succeeded(self) -> "Pods":
+        return self._by_phase[PodPhase.SUCCEEDED]
+
+    @cached_property
+    def terminated(self) -> "Pods":
+        """Pods whose trainer container has ended."""
+        return Pods(pod for pod in self if pod.termination)
+
+    @cached_property
+    def leaving(self) -> "Pods":
+        """Pods that are being deleted and have not ended."""
+        return Pods(pod for pod in self.alive if pod.deletion_deadline is not None)
+
+    @cached_property
+    def timed(self) -> "Pods":
+        """Pods whose state the passage of time alone may change."""
+        return Pods(pod for pod in self if pod.deletion_deadline or pod.sidecars or pod.phase is PodPhase.FAILED)
+
+    @cached_property
+    def with_sidecars(self) -> "Pods":
+        """Pods that sidecars keep."""
+        return Pods(pod for pod in self if pod.sidecars)
+
+    @cached_property
+    def ready(self) -> int:
+        """Number of ready pods."""
+        return sum(pod.ready for pod in self)
+
+    @cached_property
+    def indices(self) -> frozenset[int]:
+        return frozenset(pod.index for pod in self)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(pod.name for pod in self)
+
+    @cached_property
+    def nodes(self) -> dict[int, str]:
+        """Index -> node; of several pods with one index, the node of a pod that is alive."""
+        ended = [pod for pod in self if not pod.is_alive] if len(self.alive) < len(self) else []
+        return {pod.index: pod.node for pod in (*ended, *self.alive) if pod.node}
+
+
+NO_PODS = Pods()
 
 
 def ended_at(pod: Pod, now: datetime) -> datetime:
@@ -207,16 +293,16 @@ class Observed:
     job: PseudoRealJob
     status: PseudoRealJobStatus
     jobs: tuple[ChildJob, ...] = ()
-    pods: tuple[Pod, ...] = ()
+    pods: Pods = NO_PODS
     existing: frozenset[tuple[str, str]] = frozenset()
     objects_of_deleted_job: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
     deleted_pods: tuple[Pod, ...] = ()
     """Deleted pods with known termination messages."""
-    spares: tuple[Pod, ...] = ()
+    spares: Pods = NO_PODS
     """Spare pods that replace no worker; `pods` are workers only."""
-    replaced: tuple[Pod, ...] = ()
+    replaced: Pods = NO_PODS
     """Pods that spare pods have replaced."""
     non_worker_reports: tuple[LastReport, ...] = ()
     """Reports of pods that are not workers."""
@@ -230,14 +316,10 @@ class Observed:
     """Claims that pods of the present stage mount; empty unless an execution is about to be created, or a pod waits for
     a node."""
 
-    @property
-    def every_pod(self) -> tuple[Pod, ...]:
-        return self.pods + self.spares + self.replaced
-
     @cached_property
-    def workers_with_sidecars(self) -> tuple[Pod, ...]:
-        """Workers' pods that sidecars keep."""
-        return tuple(pod for pod in self.pods if pod.sidecars)
+    def every_pod(self) -> Pods:
+        others = (*self.spares, *self.replaced)
+        return Pods((*self.pods, *others)) if others else self.pods
 
 
 def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
@@ -303,7 +385,7 @@ class View:
         """The stored status with three changes: the execution number is at least the number of every child, even if a
         status was lost; phases that were added to the spec are included; clocks are moved forward by the time in a
         queue."""
-        executions = [job.execution for job in self.observed.jobs] + [pod.execution for pod in self.observed.every_pod]
+        executions = [*(job.execution for job in self.observed.jobs), *self.observed.every_pod.by_execution]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
         phases = with_added_phases(self.observed.status.phases, self.spec)
         status = status_with(self.observed.status, execution=newest, phases=phases)
@@ -348,43 +430,40 @@ class View:
         """Return whether all workers have succeeded although the Job has failed or may never complete. A failed pod
         that is not a worker makes the Job fail. A stuck pod, or a sidecar that keeps a pod running, makes the Job stay
         active."""
-        ended_otherwise = job.state is JobState.FAILED or any(
-            pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
-        )
+        others = self.observed.spares.of(job.execution) or self.observed.replaced.of(job.execution)
+        ended_otherwise = job.state is JobState.FAILED or bool(others)
         return (ended_otherwise or self._has_pod_kept_by_sidecar(job)) and self._have_all_succeeded(job)
 
     def _is_kept_by_sidecars_only(self, job: ChildJob) -> bool:
         """Return whether no trainer of the Job is alive and only sidecars keep its pods: the Job controller counts such
         pods as running. Call it only if some worker has not succeeded."""
-        left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
+        left = self.observed.pods.of(job.execution).alive
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_kept_by_sidecar(job)
 
     def _has_pod_kept_by_sidecar(self, job: ChildJob) -> bool:
-        return any(
-            pod.execution == job.execution and is_kept_by_sidecar(pod, self.now)
-            for pod in self.observed.workers_with_sidecars
-        )
+        return any(is_kept_by_sidecar(pod, self.now) for pod in self.observed.pods.of(job.execution).with_sidecars)
 
     def _have_all_succeeded(self, job: ChildJob) -> bool:
         """Return whether all workers of the Job have succeeded, in their own pods or in spare pods."""
-        done = {pod.index for pod in self.observed.pods if pod.execution == job.execution and pod.has_succeeded}
+        done = self.observed.pods.of(job.execution).succeeded.indices
         return job.workers is not None and done == set(range(job.workers))
 
-    @cached_property
-    def pods(self) -> list[Pod]:
-        return sorted((pod for pod in self.observed.pods if pod.execution == self.execution), key=attrgetter("index"))
-
     @property
+    def pods(self) -> Pods:
+        return self.observed.pods.of(self.execution)
+
+    @cached_property
     def missing_workers(self) -> list[int]:
         """Numbers of the workers without a pod; empty if there is no Job, or if the operator has failed the Job."""
         if self.job is None or self.job.failed_by_operator:
             return []
-        return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
+        return sorted(set(range(self.workers)) - self.pods.indices)
 
     @cached_property
-    def pods_with_deleted(self) -> list[Pod]:
-        """Pods of the present execution, and its deleted pods whose termination messages are known."""
-        return self.pods + [pod for pod in self.observed.deleted_pods if pod.execution == self.execution]
+    def terminated_pods(self) -> list[Pod]:
+        """Pods of the present execution whose trainer container has ended, and its deleted pods whose termination
+        messages are known."""
+        return [*self.pods.terminated, *(pod for pod in self.observed.deleted_pods if pod.execution == self.execution)]
 
     @cached_property
     def last_reports(self) -> list[LastReport]:
@@ -397,23 +476,23 @@ class View:
     @cached_property
     def reporting(self) -> list[LastReport]:
         """Reports of the present execution's pods that still exist."""
-        names = {pod.name for pod in self.pods}
+        names = self.pods.names
         return [last_report for last_report in self.last_reports if last_report.pod in names]
 
     @property
     def unplaced_pods(self) -> list[Pod]:
         """Pods that wait for a node."""
-        return [pod for pod in self.pods if pod.phase is PodPhase.PENDING and not pod.node]
+        return [pod for pod in self.pods.without_node if pod.phase is PodPhase.PENDING]
 
     @property
     def started_pods(self) -> int:
         """Number of pods whose container runs or has run."""
-        return sum(pod.phase is not PodPhase.PENDING for pod in self.pods)
+        return len(self.pods) - len(self.pods.pending)
 
     @property
     def placed_pods(self) -> int:
         """Number of pods that have a node."""
-        return sum(bool(pod.node) for pod in self.pods)
+        return len(self.pods) - len(self.pods.without_node)
 
     def pod_of_rank(self, rank: int) -> Pod | None:
         first = rank // self.ranks_per_pod * self.ranks_per_pod
@@ -430,7 +509,10 @@ class View:
 
     @cached_property
     def reported_first_ranks(self) -> dict[int, int]:
-        """Worker number -> first rank, for each pod that has reported its ranks."""
+        """Worker number -> first rank, for each pod that has reported its ranks; empty without a topology: ranks then
+        follow the numbers of the workers."""
+        if self.spec.scheduling.topology is None:
+            return {}
         said = {
             last_report.index: reported_first_rank(last_report.report, self.ranks_per_pod)
             for last_report in self.reporting

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
+from operator import attrgetter
 from typing import TypeVar
 
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -14,7 +15,7 @@ from pseudoreal_api.wire.reports import Membership, Takeover
 
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Pods
 
 _Numbered = TypeVar("_Numbered", Pod, LastReport)
 
@@ -34,18 +35,13 @@ def with_worker_indices(observed: Observed) -> Observed:
     """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Call it
     only once: in `observed`, as read from the API server and from reports, `index` is the completion index."""
     assignment = _Assignment(memberships(observed.status), _workers(observed))
-    workers = tuple(assignment.only_workers(observed.pods))
-    others = (
-        [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
-        if len(workers) < len(observed.pods)
-        else []
-    )
-    reports = tuple(assignment.only_workers(observed.last_reports))
+    workers, others = assignment.split(observed.pods)
+    reports = assignment.reports_of_workers(observed.last_reports)
     return replace(
         observed,
         pods=workers,
-        spares=tuple(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
-        replaced=tuple(pod for pod in others if pod.index < assignment.workers[pod.execution]),
+        spares=Pods(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
+        replaced=Pods(pod for pod in others if pod.index < assignment.workers[pod.execution]),
         last_reports=reports,
         non_worker_reports=tuple(
             one for one in observed.last_reports if assignment.worker(one.execution, one.index) is None
@@ -87,6 +83,20 @@ class _Assignment:
             return membership.worker_of(index, workers)
         return index if index < workers else None
 
+    def split(self, pods: Pods) -> tuple[Pods, list[Pod]]:
+        """Return the workers' pods, and the other pods. Ordinary pods are returned as they are: the same object."""
+        executions = pods.by_execution.items()
+        if all(members[-1].index < self._unchanged_below(execution) for execution, members in executions):
+            return pods, []
+        others = [pod for pod in pods if self.worker(pod.execution, pod.index) is None]
+        return Pods(self.only_workers(pods)), others
+
+    def reports_of_workers(self, reports: tuple[LastReport, ...]) -> tuple[LastReport, ...]:
+        workers = min(map(self._unchanged_below, {one.execution for one in reports}), default=0)
+        if max(map(attrgetter("index"), reports), default=-1) < workers:
+            return reports
+        return tuple(self.only_workers(reports))
+
     def only_workers(self, numbered: Iterable[_Numbered]) -> Iterator[_Numbered]:
         execution, workers = None, inf
         for one in numbered:
@@ -103,5 +113,6 @@ class _Assignment:
 
 
 def _workers(observed: Observed) -> dict[Execution, int]:
-    known = {pod.execution: pod.workers for pod in observed.pods if pod.workers}
+    executions = observed.pods.by_execution.items()
+    known = {execution: pods[0].workers for execution, pods in executions if pods[0].workers}
     return known | {job.execution: job.workers for job in observed.jobs if job.workers}

@@ -11,7 +11,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import find_hang
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, View
+from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, Pods, View
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
@@ -73,7 +73,7 @@ def test_hang_names_a_single_suspected_rank() -> None:
     seen = observe(world, rank_report(0, "computing"))
     assert (
         "step 7: rank 0 on pod"
-        in hang_of(world, replace(seen, pods=tuple(pod for pod in seen.pods if not pod.index)))[1]
+        in hang_of(world, replace(seen, pods=Pods(pod for pod in seen.pods if not pod.index)))[1]
     )
 
 
@@ -166,7 +166,7 @@ def test_running_pod_that_never_reported_is_suspected() -> None:
     world = training_world()
     seen = observe(world, rank_report(0, "starting", step=0), stepped=None, begun=False)
     assert "node node-1, was never heard" in hang_of(world, seen)[1]
-    waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
+    waiting = Pods(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert hang_of(world, replace(seen, pods=waiting)) == ("", "")
 
 
@@ -194,7 +194,7 @@ def test_pods_without_a_rendezvous_stall_at_the_start() -> None:
     assert "no rank has begun" in sentence
     silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
     assert "rank 1 on pod" in hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
-    waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
+    waiting = Pods(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert hang_of(world, replace(seen, pods=waiting)) == ("", "")
 
 

@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator.lifecycle.blockers import describe_blocker, why_queued
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import ChildJob, JobState, Pod
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, Pods
 
 
 def pending_pod(**status: Any) -> Pod:
@@ -51,7 +51,7 @@ def pending_pod(**status: Any) -> Pod:
     ],
 )
 def test_blocker_says_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
-    found = describe_blocker([pending_pod(**status)])
+    found = describe_blocker(Pods([pending_pod(**status)]))
     assert found
     assert found.reason == reason
     assert says in found.message
@@ -61,7 +61,7 @@ def test_blocker_says_what_to_do(status: dict[str, Any], reason: str, says: str)
 def test_creation_of_containers_is_no_blocker() -> None:
     waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     scheduled = [{"type": "PodScheduled", "status": "True"}]
-    assert describe_blocker([pending_pod(containerStatuses=waiting, conditions=scheduled)]) is None
+    assert describe_blocker(Pods([pending_pod(containerStatuses=waiting, conditions=scheduled)])) is None
 
 
 def test_reason_of_a_queued_job_names_its_queue_and_workload() -> None:

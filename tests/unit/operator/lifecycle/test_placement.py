@@ -10,7 +10,7 @@ from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.plan import placement
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
-from pseudoreal_operator.observe.view import View
+from pseudoreal_operator.observe.view import Pods, View
 
 from tests.unit.operator.lifecycle.support.steps import run_until
 from tests.unit.operator.support.world import UID, World, make_job
@@ -105,7 +105,7 @@ def test_placement_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitte
     """Nodes whose ranges do not fit are left out as well."""
     world = training_world()
     seen = world.observe()
-    pods = tuple(
+    pods = Pods(
         replace(seen.pods[-1], name=f"pod-{index}", index=index, node=f"gpu-node-{index % nodes:05d}")
         for index in range(5000)
     )

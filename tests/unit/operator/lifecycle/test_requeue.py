@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
-from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import NO_PODS, LastReport, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.support.steps import run_until, start_job
 from tests.unit.operator.observe.support.reports import progress
@@ -154,7 +154,7 @@ def test_cleanup_polls_only_for_objects_that_are_not_watched() -> None:
     world.carry_out(world.plan())
     world.tick(60)
     assert (world.plan().apply, world.plan().requeue_after) == ((), None), "the pod of the deleted Job runs"
-    seen = replace(world.observe(), pods=(), objects_of_deleted_job=("sim-pseudo-e2",))
+    seen = replace(world.observe(), pods=NO_PODS, objects_of_deleted_job=("sim-pseudo-e2",))
     assert plan_of(world, seen).requeue_after == UNWATCHED_SECONDS
 
 
@@ -164,7 +164,7 @@ def test_suspended_job_shows_the_checkpoint_of_a_deleted_pod() -> None:
     report, words = report_of_checkpoint(world, 7), ended_pod(world, 9)
     world.set(suspend=True)
     world.settle()
-    seen = replace(world.observe(), pods=())
+    seen = replace(world.observe(), pods=NO_PODS)
     assert latest_checkpoint(plan_of(world, seen)) is None
     assert latest_checkpoint(plan_of(world, replace(seen, last_reports=(report,)))) == "pseudo-7"
     for deleted in ((words,), ()):
@@ -177,7 +177,7 @@ def test_result_of_a_deleted_pod_is_used() -> None:
     world = start_job()
     words = ended_pod(world, 10, "Succeeded", PodPhase.SUCCEEDED)
     world.finish_all()
-    seen = replace(world.observe(), pods=(), deleted_pods=(words,))
+    seen = replace(world.observe(), pods=NO_PODS, deleted_pods=(words,))
     wanted = plan_of(world, seen)
     assert (wanted.status.phases[0].state, wanted.status.phases[0].end_checkpoint) == ("Complete", "pseudo-10")
-    assert plan_of(world, replace(seen, deleted_pods=())).status.execution == 2, "without it the phase runs again"
+    assert plan_of(world, replace(seen, deleted_pods=NO_PODS)).status.execution == 2, "without it the phase runs again"

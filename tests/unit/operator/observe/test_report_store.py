@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
@@ -18,6 +20,7 @@ from pseudoreal_operator.observe.report_store import (
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport
 
+from tests.support.depth import DEPTH
 from tests.unit.operator.observe.support.reports import progress
 
 JOB = ("default", "uid-1")
@@ -94,6 +97,28 @@ def test_answer_has_the_restarts_in_place_of_other_pods(report_store: ReportStor
     assert (report_store.restarts_in_place(REPORTER, NOON), report_store.restarts_in_place(other, NOON)) == (1, 1)
     assert report_store.restarts_in_place(later, NOON) == 0
     assert report_store.restarts_in_place(REPORTER, after(21)) == 0, "a queue may have taken that pod back"
+
+
+REPORTS = st.tuples(st.integers(0, 3), st.none() | st.integers(1, 3), st.sampled_from([0.0, 1.0, 9.0, 21.0]))
+"""Completion index of the pod, number of its restarts in place, seconds since the report before."""
+
+
+@settings(max_examples=DEPTH.of(100, 2000), derandomize=not DEPTH.is_deep, deadline=None)
+@given(told=st.lists(REPORTS, max_size=12), later=st.sampled_from([0.0, 12.0, 20.0, 20.5]))
+def test_restarts_in_place_are_the_most_of_all_pods_that_report(
+    told: list[tuple[int, int | None, float]], later: float
+) -> None:
+    """Numbers may become smaller: a queue may have replaced the pod."""
+    report_store, second, newest = ReportStore(), 0.0, dict[int, tuple[int, float]]()
+    report_store.follow(JOB, frozenset())
+    for index, restarts, wait in told:
+        second += wait
+        in_place = None if restarts is None else InPlace(restarts=restarts, peer_lost=False, message="killed")
+        report_store.store(ReportingPod(JOB, EXECUTION, index, "pod"), report_at(1, in_place=in_place), after(second))
+        newest[index] = restarts or 0, second
+    now = second + later
+    expected = max((number for number, last in newest.values() if now - last <= 20), default=0)
+    assert report_store.restarts_in_place(REPORTER, after(now)) == expected
 
 
 def test_restart_in_place_requeues_the_job_soon() -> None:

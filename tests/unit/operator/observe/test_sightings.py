@@ -8,7 +8,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import NO_PODS, ChildJob, JobState, Pod, PodPhase, Pods, Termination
 
 JOB = ("default", "uid")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -33,7 +33,7 @@ def terminating_pod(seconds: float, grace: int) -> Pod:
 
 
 def make_pass(sightings: Sightings, pod: Pod, seconds: float, status: PseudoRealJobStatus = STATUS) -> Pod:
-    _, (bounded,) = sightings.with_bounded_times(JOB, status, [], [pod], after(seconds))
+    _, (bounded,) = sightings.with_bounded_times(JOB, status, [], Pods([pod]), after(seconds))
     return bounded
 
 
@@ -86,10 +86,10 @@ def test_unreported_end_is_the_first_pass_that_saw_it() -> None:
 @pytest.mark.parametrize(("reported", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
 def test_times_of_jobs_are_bounded(reported: float, expected: float) -> None:
     sightings, job = Sightings(), ChildJob("j", EXECUTION, JobState.ACTIVE)
-    sightings.with_bounded_times(JOB, STATUS, [job], [], after(2))
+    sightings.with_bounded_times(JOB, STATUS, [job], NO_PODS, after(2))
     text = clock.to_text(after(reported))
     later = replace(job, ended=text, held=text, admitted=text, start_time=text)
-    (bounded,), _ = sightings.with_bounded_times(JOB, STATUS, [later], [], after(7))
+    (bounded,), _ = sightings.with_bounded_times(JOB, STATUS, [later], NO_PODS, after(7))
     assert {
         bounded.ended,
         bounded.held,
@@ -101,7 +101,7 @@ def test_times_of_jobs_are_bounded(reported: float, expected: float) -> None:
 def test_deleted_children_are_forgotten() -> None:
     sightings = Sightings()
     make_pass(sightings, RUNS, 0)
-    sightings.with_bounded_times(JOB, STATUS, [], [], after(1))
+    sightings.with_bounded_times(JOB, STATUS, [], NO_PODS, after(1))
     assert end_of(make_pass(sightings, pod_ended_at(-300), 7)) == -300
     make_pass(sightings, RUNS, 8)
     sightings.forget(JOB)

@@ -27,23 +27,23 @@ def test_messages_of_worker_0_and_of_the_newest_checkpoint_are_kept() -> None:
     messages = TerminationMessages()
     for one in (pod(0, 10), pod(1, 20), pod(2, 15), pod(3, 30, checkpoint=False)):
         messages.store(JOB, one)
-    assert [one.index for one in messages.of_job(JOB, [])] == [0, 1]
-    assert messages.of_job(JOB, ["pod-1-0", "pod-1-1"]) == (), "who is listed is not gone"
-    assert messages.of_job(("default", "another"), []) == ()
+    assert [one.index for one in messages.of_job(JOB, set())] == [0, 1]
+    assert messages.of_job(JOB, {"pod-1-0", "pod-1-1"}) == (), "who is listed is not gone"
+    assert messages.of_job(("default", "another"), set()) == ()
 
 
 def test_messages_of_a_newer_execution_replace_older_ones() -> None:
     messages = TerminationMessages()
     messages.store(JOB, pod(0, 20, Execution("pseudo", StageKind.TRAIN, 2)))
     messages.store(JOB, pod(0, 10))
-    assert [one.execution.number for one in messages.of_job(JOB, [])] == [2]
+    assert [one.execution.number for one in messages.of_job(JOB, set())] == [2]
     messages.store(JOB, pod(0, 20, Execution("real", StageKind.DELINK, 2)))
-    assert [one.execution.kind for one in messages.of_job(JOB, [])] == [StageKind.DELINK]
+    assert [one.execution.kind for one in messages.of_job(JOB, set())] == [StageKind.DELINK]
 
 
 def test_killed_or_silent_pod_has_no_termination_message() -> None:
     messages = TerminationMessages()
     messages.store(JOB, pod(0, 10, phase=PodPhase.RUNNING))
     messages.store(JOB, Pod("pod", EXECUTION, 0, PodPhase.FAILED))
-    assert messages.of_job(JOB, []) == ()
+    assert messages.of_job(JOB, set()) == ()
     messages.forget(JOB)

@@ -32,7 +32,16 @@ from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job,
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import SIDECAR_SECONDS, ChildJob, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import (
+    SIDECAR_SECONDS,
+    ChildJob,
+    JobState,
+    LastReport,
+    Observed,
+    Pod,
+    PodPhase,
+    Pods,
+)
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -114,13 +123,13 @@ class World:
         if read is None:
             read = self.read("Job") if jobs is None else [read_job(body) for body in jobs], self.read("Pod")
         dated_jobs, dated_pods = self.sightings.with_bounded_times(
-            ("default", UID), self.status, *read, self.now, behind
+            ("default", UID), self.status, read[0], Pods(read[1]), self.now, behind
         )
         seen = Observed(
             job=self.job,
             status=self.status,
             jobs=tuple(dated_jobs),
-            pods=tuple(dated_pods),
+            pods=dated_pods,
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             last_reports=self.last_reports(),
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
