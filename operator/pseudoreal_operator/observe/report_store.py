@@ -261,11 +261,22 @@ class ReportStore:
         if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
             followed.last_reports[key] = replace(last_report, told_to_finish=True)
             followed.requeue(SOON_SECONDS)
+        membership = followed.members.get(reporter.execution)
+        if membership is not None and (last_report := followed.last_reports.get(key)) is not None:
+            followed.last_reports[key] = with_told(last_report, membership.restart, now)
         return ReportAnswer(
             finish_phase=finish,
             restarts_in_place=self.restarts_in_place(reporter, now),
-            membership=followed.members.get(reporter.execution),
+            membership=membership,
         )
+
+
+def with_told(last_report: LastReport, membership: int, now: datetime) -> LastReport:
+    """Return the state of a pod after an answer with the membership that begins with restart `membership`. Pure."""
+    told = last_report.told_membership
+    if last_report.restarts_in_place >= membership or (told is not None and told[0] == membership):
+        return last_report
+    return replace(last_report, told_membership=(membership, now))
 
 
 def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
