@@ -263,7 +263,10 @@ class ReportStore:
             followed.requeue(SOON_SECONDS)
         membership = followed.members.get(reporter.execution)
         if membership is not None and (last_report := followed.last_reports.get(key)) is not None:
-            followed.last_reports[key] = with_told(last_report, membership.restart, now)
+            followed.last_reports[key] = told = with_told(last_report, membership.restart, now)
+            if told is not last_report:
+                # A pass takes up the clock of the pod, which may never begin the membership.
+                self._requeue_in_turn(followed, PROGRESS_SECONDS)
         return ReportAnswer(
             finish_phase=finish,
             restarts_in_place=self.restarts_in_place(reporter, now),

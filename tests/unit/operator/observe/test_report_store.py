@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
+from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
     PROGRESS_SECONDS,
     REQUEUES_PER_SECOND,
@@ -94,6 +94,25 @@ def test_answer_has_the_restarts_in_place_of_other_pods(report_store: ReportStor
     assert (report_store.restarts_in_place(REPORTER, NOON), report_store.restarts_in_place(other, NOON)) == (1, 1)
     assert report_store.restarts_in_place(later, NOON) == 0
     assert report_store.restarts_in_place(REPORTER, after(21)) == 0, "a queue may have taken that pod back"
+
+
+def test_time_of_the_first_word_of_a_membership_is_kept_until_the_pod_begins_it(report_store: ReportStore) -> None:
+    woken: list[float] = []
+
+    def told(report: PodReport, restart: int, seconds: float) -> tuple[int, datetime] | None:
+        members = {EXECUTION: Membership(restart=restart, own_restarts=1, takeovers=[])}
+        report_store.follow(JOB, frozenset(), members=members)
+        report_store.store(REPORTER, report, after(seconds))
+        report_store.follow(JOB, frozenset(), woken.append, members)
+        assert report_store.answer(REPORTER, after(seconds)).membership == members[EXECUTION]
+        (last_report,) = report_store.of_job(JOB, {EXECUTION})
+        return last_report.told_membership
+
+    assert told(report_at(5), 2, 0) == (2, after(0))
+    assert told(report_at(5), 2, 5) == (2, after(0))
+    assert told(report_at(5), 4, 10) == (4, after(10))
+    assert woken == [PROGRESS_SECONDS] * 2, "a pass takes up the clock"
+    assert told(PodReport(in_place=InPlace(restarts=4, peer_lost=True, message="met")), 4, 15) is None
 
 
 def test_restart_in_place_requeues_the_job_soon() -> None:
