@@ -145,43 +145,37 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
 
 
 def _hang(view: View, over: _Clock) -> Hang:
-    unreachable = _unreachable_ranks(view)
-    ranks = unreachable or _waited_for_ranks(view)
+    unreachable = _unreachable_pods(view)
+    ranks = [view.first_rank(pod) for pod in unreachable] or _waited_for_ranks(view)
     step = max((steps_of(last_report.report) for last_report in view.reporting), default=0)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
     blame = named or _no_suspect_sentence(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
     culprit = view.pod_of_rank(ranks[0]) if ranks else None
-    pods = (view.pod_of_rank(rank) for rank in unreachable)
-    return Hang(over.reason, sentence, culprit, tuple(pod for pod in pods if pod))
+    return Hang(over.reason, sentence, culprit, tuple(unreachable))
 
 
-def _unreachable_ranks(view: View) -> list[int]:
-    """Return the first rank of each pod that fell silent, or has not begun the present membership, while others report
-    as its members: only these pods are suspected, because they cannot even report that they wait."""
-    members = reports_of_members(view)
-    quiet = _silent_ranks(view)
-    return [*quiet, *_never_heard(view)] if len(quiet) < len(members) or not members else []
+def _unreachable_pods(view: View) -> list[Pod]:
+    """Return the pods that fell silent, and after them the running ones that have not reported as members, while others
+    do: only these pods are suspected, because they cannot even report that they wait."""
+    members, silent = reports_of_members(view), _silent_pods(view)
+    if members and len(silent) == len(members):
+        return []
+    reporting = {last_report.index for last_report in members}
+    return silent + [pod for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
+
+
+def _silent_pods(view: View) -> list[Pod]:
+    """Return the members that have fallen silent, in the order of their numbers."""
+    silent = {last_report.index for last_report in reports_of_members(view) if _is_silent(view, last_report)}
+    return [pod for pod in view.pods if pod.index in silent]
 
 
 def _waited_for_ranks(view: View) -> list[int]:
     """Return the suspected ranks, the most suspect first, when all pods report or none does."""
     signs = _rank_reports(view)
-    return suspected_ranks(signs) or ([signs[0].rank] if len(signs) == 1 else _silent_ranks(view))
-
-
-def _silent_ranks(view: View) -> list[int]:
-    """Return the first rank of each member that has fallen silent. Pods whose ranks have not begun are included,
-    deleted pods are not."""
-    firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
-    quiet = (last_report for last_report in reports_of_members(view) if _is_silent(view, last_report))
-    return [firsts[last_report.index] for last_report in quiet if last_report.index in firsts]
-
-
-def _never_heard(view: View) -> list[int]:
-    """Return the first rank of each running pod that has never reported as a member."""
-    reporting = {last_report.index for last_report in reports_of_members(view)}
-    return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
+    silent = [view.first_rank(pod) for pod in _silent_pods(view)]
+    return suspected_ranks(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
 def _describe(view: View, rank: int) -> str:

@@ -497,7 +497,7 @@ RULES: Mapping[Standing, tuple[Rule, ...]] = {
         Rule(execution_running, {}),
     ),
     Standing.HELD: (
-        Rule(scale_down, {pod_stuck: "a smaller execution is asked for at once, and leaves the stuck pod behind"}),
+        Rule(scale_down, {pod_stuck: "both start an execution, and the queue may admit the smaller one of scale_down"}),
         Rule(pod_stuck, {execution_running: "execution_running accepts every active Job"}),
         Rule(execution_running, {}),
     ),
