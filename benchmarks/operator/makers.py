@@ -80,16 +80,23 @@ class _Seen:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow(self, connection: Connection, path: str, objects: dict[str, Json]) -> None:
+        """Watch for ever; the API server ends a watch that lags behind."""
+        version: str | None = None
         with suppress(asyncio.CancelledError):
-            async for change, body in connection.watch(path, ""):
-                if change == "BOOKMARK":
-                    continue
-                self.received[body["kind"]] += len(json.dumps(body, separators=(",", ":")))
-                if change == "DELETED":
-                    objects.pop(body["metadata"]["name"], None)
-                else:
-                    objects[body["metadata"]["name"]] = body
-                self.changed.set()
+            while True:
+                async for change, body in connection.watch(path, "", version):
+                    assert change != "ERROR", body
+                    version = body["metadata"]["resourceVersion"]
+                    if change != "BOOKMARK":
+                        self._take_in(change, body, objects)
+
+    def _take_in(self, change: str, body: Json, objects: dict[str, Json]) -> None:
+        self.received[body["kind"]] += len(json.dumps(body, separators=(",", ":")))
+        if change == "DELETED":
+            objects.pop(body["metadata"]["name"], None)
+        else:
+            objects[body["metadata"]["name"]] = body
+        self.changed.set()
 
     async def until(self, condition: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) -> float | None:
         """Return the seconds until the condition holds; None if it does not hold in time."""
