@@ -91,7 +91,7 @@ def fail_if_told(view: View, trouble: Trouble) -> Decision | None:
 
 def let_spares_take_over(view: View, trouble: Trouble) -> Decision | None:
     """Replace the pods of lost workers by spare pods. The others keep their pods, and restart their ranks in place."""
-    if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.queued or not view.job.outlives_pods:
+    if view.stage.kind is not StageKind.TRAIN or view.job is None or not view.job.outlives_pods:
         return None
     ready = ready_spares(view.observed, view.execution, view.now)
     if not 0 < len(trouble.lost) <= min(len(ready), view.workers - 1) or not trouble.helps_another_pod:
