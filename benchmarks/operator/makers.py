@@ -265,7 +265,7 @@ async def _end(connection: Connection, pod: Json, phase: str) -> None:
 
 def _is_over(maker: str, seen: _Seen, pods: int) -> bool:
     if maker == "the operator":
-        return sum(pod["status"]["phase"] == "Succeeded" for pod in seen.pods.values()) >= pods
+        return len([pod for pod in seen.pods.values() if pod["status"]["phase"] == "Succeeded"]) >= pods
     ends = [
         c["type"] for job in seen.jobs.values() for c in job["status"].get("conditions", []) if c["status"] == "True"
     ]
