@@ -2,7 +2,7 @@
 
 There are three clocks. Start: from the first report of the last pod (or from its start, if it has not reported) to the
 first step. Step: from step to step, while nothing is saved. Checkpoint: from the start of a save to its commit. All
-clocks are derived from reports of the present execution, so each execution starts them from zero.
+clocks are derived from reports of the present execution and membership, so each starts them from zero.
 
 A clock has run out only if a witness confirms it: a report without progress at about that time, or a log without news.
 Silence proves nothing: if no pod reports, the reports may not reach the operator, and training goes on without them. A
@@ -20,6 +20,7 @@ from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
+from pseudoreal_operator.observe.worker_assignment import reports_of_members
 
 HANG_REASONS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Hang."""
@@ -38,6 +39,8 @@ class Hang:
     reason: str
     sentence: str
     culprit: Pod | None
+    unreachable: tuple[Pod, ...] = ()
+    """Suspected pods that do not report, and so cannot be told to restart their ranks."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +98,23 @@ def _clocks(view: View) -> list[_Clock]:
 
 
 def _each_clock(view: View) -> Iterator[_Clock]:
-    if not view.reporting or _all_ended(view.reporting):
+    members, told = reports_of_members(view), _told(view)
+    if not (members or told) or _all_ended(members):
         return
     if _is_cut_off(view):
         return
     clocks = view.spec.hang
-    begun = [last_report.training_since for last_report in view.reporting if last_report.training_since]
-    if not begun and view.started_pods < view.workers:
-        return  # pods that wait for a node have their own deadline
+    begun = [last_report.training_since for last_report in members if last_report.training_since]
+    if not begun and not told and view.started_pods < view.workers:
+        return  # pods that wait for a node have their own deadline; a pod that is missing later is lost
     if not begun:
-        waited = _seconds(view, max([last_report.first for last_report in view.reporting] + _starts(view)))
+        waited = _seconds(view, max([*(last_report.first for last_report in members), *told, *_starts(view)]))
         yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
         return
     what = "commit of the checkpoint that is being saved"
     for saving in sorted(_saving_seconds(view), reverse=True)[:1]:
         yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
-    last = max(begun + [last_report.progressed for last_report in view.reporting if last_report.progressed])
+    last = max(begun + [last_report.progressed for last_report in members if last_report.progressed])
     yield _Clock("StepStalled", "step", _seconds(view, last), clocks.step_seconds, "hang.stepSeconds")
 
 
@@ -118,6 +122,11 @@ def _starts(view: View) -> list[datetime]:
     """Return the start times of pods that have not reported yet: such a pod may have only just started."""
     reporting = {last_report.index for last_report in view.reporting}
     return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in reporting]
+
+
+def _told(view: View) -> list[datetime]:
+    """Return when each pod that has not begun the present membership was told of it."""
+    return [last_report.told_membership[1] for last_report in view.reporting if last_report.told_membership]
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
@@ -137,37 +146,46 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
 
 
 def _hang(view: View, over: _Clock) -> Hang:
-    ranks = _suspected_ranks(view)
-    step = max(steps_of(last_report.report) for last_report in view.reporting)
+    unreachable = _unreachable_pods(view)
+    ranks = [view.first_rank(pod) for pod in unreachable] or _waited_for_ranks(view)
+    step = max((steps_of(last_report.report) for last_report in view.reporting), default=0)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
     blame = named or _no_suspect_sentence(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
-    return Hang(over.reason, sentence, view.pod_of_rank(ranks[0]) if ranks else None)
+    culprit = view.pod_of_rank(ranks[0]) if ranks else None
+    return Hang(over.reason, sentence, culprit, tuple(unreachable))
 
 
-def _suspected_ranks(view: View) -> list[int]:
-    """Return the suspected ranks, the most suspect first. If some pods report and others fell silent or never reported,
-    only the silent pods are suspected: they cannot even report that they wait."""
-    quiet = [last_report for last_report in view.reporting if _is_silent(view, last_report)]
-    # Include pods whose ranks have not begun; exclude deleted pods.
-    firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
-    silent = [firsts[last_report.index] for last_report in quiet if last_report.index in firsts]
-    if len(quiet) < len(view.reporting) and (mute := [*silent, *_never_heard(view)]):
-        return mute
+def _unreachable_pods(view: View) -> list[Pod]:
+    """Return the pods that fell silent, and after them the running ones that have not reported as members, while others
+    do: only these pods are suspected, because they cannot even report that they wait."""
+    members, silent = reports_of_members(view), _silent_pods(view)
+    if members and len(silent) == len(members):
+        return []
+    reporting = {last_report.index for last_report in members}
+    return silent + [pod for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
+
+
+def _silent_pods(view: View) -> list[Pod]:
+    """Return the members that have fallen silent, in the order of their numbers."""
+    silent = {last_report.index for last_report in reports_of_members(view) if _is_silent(view, last_report)}
+    return [pod for pod in view.pods if pod.index in silent]
+
+
+def _waited_for_ranks(view: View) -> list[int]:
+    """Return the suspected ranks, the most suspect first, when all pods report or none does."""
     signs = _rank_reports(view)
+    silent = [view.first_rank(pod) for pod in _silent_pods(view)]
     return suspected_ranks(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
-def _never_heard(view: View) -> list[int]:
-    """Return the first rank of each running pod that has never reported."""
-    reporting = {last_report.index for last_report in view.reporting}
-    return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
-
-
 def _describe(view: View, rank: int) -> str:
-    last_report = next((h for h in view.reporting if any(sign.rank == rank for sign in h.report.ranks)), None)
+    members = reports_of_members(view)
+    last_report = next((one for one in members if any(sign.rank == rank for sign in one.report.ranks)), None)
     if last_report is None:
-        return f"{_rank_title(view, rank)} was never heard"
+        pod = view.pod_of_rank(rank)
+        said = pod is not None and any(one.index == pod.index for one in view.reporting)
+        return f"{_rank_title(view, rank)} {'has not joined its new peers' if said else 'was never heard'}"
     sign = next(sign for sign in last_report.report.ranks if sign.rank == rank)
     if _is_silent(view, last_report):
         return f"{_rank_title(view, rank)} has not been heard since {last_report.last:%H:%M:%S} UTC"
@@ -193,19 +211,20 @@ def _rank_title(view: View, rank: int) -> str:
 
 
 def _rank_reports(view: View) -> list[RankReport]:
-    return [sign for last_report in view.reporting for sign in last_report.report.ranks]
+    return [sign for last_report in reports_of_members(view) for sign in last_report.report.ranks]
 
 
 def _saving_seconds(view: View) -> Iterator[float]:
+    members = reports_of_members(view)
     saving = [
         (last_report, sign.saving_seconds)
-        for last_report in view.reporting
+        for last_report in members
         for sign in last_report.report.ranks
         if sign.saving_seconds is not None
     ]
     if not saving:
         return
-    newest = max((last_report.progressed for last_report in view.reporting if last_report.progressed), default=None)
+    newest = max((last_report.progressed for last_report in members if last_report.progressed), default=None)
     for last_report, seconds in saving:
         # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
         if not (_is_silent(view, last_report) and newest and newest > last_report.last):

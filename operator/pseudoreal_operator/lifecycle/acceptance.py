@@ -37,9 +37,8 @@ _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
 tells the operator how a stage ended."""
 
 
-def accept(view: View) -> Decision | None:
-    if view.status.phases:
-        return None
+def accept(view: View) -> Decision:
+    """Return the decision on a job without phases in its status: a new one."""
     # The other checks assume that the rules hold.
     sentence = find_broken_rules(view.spec, view.metadata.name, 0) or find_problem(view.spec)
     if sentence := sentence or view.observed.job.queue_conflict:

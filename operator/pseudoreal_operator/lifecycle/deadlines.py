@@ -10,7 +10,7 @@ from pseudoreal_api.status.status import Transition
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.blockers import find_blocker
-from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decision, announce, fail, restart_or_fail
+from pseudoreal_operator.lifecycle.decisions import Announcement, Decision, announce, fail
 from pseudoreal_operator.lifecycle.retraining import roll_back
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
@@ -73,24 +73,17 @@ def exclusion_ends(view: View) -> datetime | None:
     return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))
 
 
-def startup_timed_out(view: View) -> Decision | None:
-    """End the execution, or fail the job, when not all pods run in time."""
+def late_start_sentence(view: View) -> str | None:
+    """Return a sentence if not all pods run in time; else None. Call it with an active Job that no queue holds."""
     allowed = view.spec.deadlines.startup_seconds
-    if view.job is None:
-        return _creation_timed_out(view)
-    if view.status.execution_time is None or view.job.state is not JobState.ACTIVE:
-        return None
-    if view.job.queued or have_all_started(view) or view.now < startup_deadline(view, allowed):
+    if view.status.execution_time is None or have_all_started(view) or view.now < startup_deadline(view, allowed):
         return None
     blocker = find_blocker(view)
-    why = blocker.message if blocker else f"What to do: kubectl describe job {view.job.name}"
-    text = (
+    why = blocker.message if blocker else f"What to do: kubectl describe job {view.job_name}"
+    return (
         f"{view.started_pods} of {view.workers} pods ran {allowed} s after they were asked for, which"
         f" spec.deadlines.startupSeconds allows. {why}"
     )
-    if _fails_at_timeout(view):
-        return fail(view, view.status, "StartupDeadlineExceeded", text)
-    return restart_or_fail(view, Cause("StartupTimedOut", f"{text} They are let go.", counts=False, contended=True))
 
 
 def have_all_started(view: View) -> bool:
@@ -110,7 +103,7 @@ def have_all_started(view: View) -> bool:
     )
 
 
-def _creation_timed_out(view: View) -> Decision | None:
+def creation_timed_out(view: View) -> Decision | None:
     """Fail the job when the API server has rejected its children for too long."""
     deadline = blocked_deadline(view)
     if deadline is None or view.now < deadline:
@@ -139,10 +132,10 @@ def blocked_deadline(view: View) -> datetime | None:
     onStartupTimeout: Fail. Otherwise the job waits, because a restart would not help: pods that were never created hold
     no resources, and the requests become rarer anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
-    return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails_at_timeout(view) else None
+    return clock.from_text(since) + timedelta(seconds=allowed) if since and fails_at_timeout(view) else None
 
 
-def _fails_at_timeout(view: View) -> bool:
+def fails_at_timeout(view: View) -> bool:
     return view.spec.deadlines.on_startup_timeout == "Fail"
 
 

@@ -10,6 +10,7 @@ smaller.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pseudoreal_api.resolved.elastic import most_workers
@@ -18,60 +19,89 @@ from pseudoreal_api.status.status import Elastic, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.lifecycle.clocks import GROWTH, STUCK_SECONDS
 from pseudoreal_operator.lifecycle.deadlines import startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Announcement, Decision, announce
-from pseudoreal_operator.lifecycle.stopping import STUCK_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Pod, View
 from pseudoreal_operator.status.events import Reason
 
-GROWTH = 10
-"""Minimum time with fewer workers before all workers are tried again, as a multiple of patienceSeconds. A failed
-attempt may cost patienceSeconds of training, so failed attempts cost at most a tenth of the time."""
+
+@dataclass(frozen=True)
+class Size:
+    """Another number of workers, with which the next execution starts."""
+
+    workers: int
+    why: str
+    """Reason, as a sentence without a full stop; for the full size it names the attempt."""
+    abandoned: int | None = None
+    """Number of the execution whose stuck pods later executions ignore; None: unchanged."""
 
 
-def scale_down(view: View) -> Decision | None:
-    """Continue with fewer workers when an elastic phase has waited too long for nodes, or for its queue."""
+def find_smaller_size(view: View) -> Size | None:
+    """Return the size with which an elastic phase goes on that has waited too long for nodes, or for its queue."""
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
-        return None
-    fewer = most_workers(view.spec, view.stage.index, min(_room(view), view.workers - 1))
-    if fewer is None:
         return None
     why = f"{view.placed_pods} of {view.workers} pods had a node after {_patience(view)} s"
     if _is_queued(view):
         why = f"The queue did not admit {view.workers} pods in {_patience(view)} s"
-    return _scale_down_to(view, view.status, fewer, why)
+    fewer = most_workers(view.spec, view.stage.index, min(_room(view), view.workers - 1))
+    return None if fewer is None else Size(fewer, why)
 
 
-def abandon_stuck_pods(view: View) -> Decision | None:
-    """Continue with fewer workers when pods of earlier executions have been stuck for too long, for instance on nodes
-    that are off. Executions must not overlap. But a stuck pod that has lost a peer can neither train nor save, so the
-    next execution need not wait for its end."""
+def find_size_without_stuck_pods(view: View) -> Size | None:
+    """Return the size with which an elastic phase goes on when pods of earlier executions have been stuck for too long,
+    for instance on nodes that are off. Executions must not overlap. But a stuck pod that has lost a peer can neither
+    train nor save, so the next execution need not wait for its end."""
     moment, lingering = _abandon_after(view), _lingering_pods(view)
     if moment is None or view.now < moment or not _have_all_lost_peers(lingering):
         return None
-    fewer = most_workers(view.spec, view.stage.index, view.workers - len(lingering))
-    if fewer is None:
-        return None
     nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in lingering[:3]))
     why = f"{len(lingering)} of {view.workers} pods could not be ended, as node {nodes} may be lost"
+    fewer = most_workers(view.spec, view.stage.index, view.workers - len(lingering))
     # Stored with the decision: later passes must not wait for these pods again.
-    status = status_with(view.status, abandoned_execution=max(pod.execution.number for pod in lingering))
-    return _scale_down_to(view, status, fewer, why)
+    return None if fewer is None else Size(fewer, why, max(pod.execution.number for pod in lingering))
 
 
-def scale_up(view: View) -> Decision | None:
-    """Try all workers again when an elastic phase has trained with fewer workers for long enough."""
+def find_full_size(view: View) -> Size | None:
+    """Return the full size of an elastic phase that has trained with fewer workers for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
         return None
     if not _is_elastic(view) or not _trains(view):
         return None
     number, phase = view.status.execution + 1, _phase(view)
-    text = f"Execution {number} of phase {phase.name} tries {phase.workers} workers instead of {known.workers}"
-    all_workers = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
-    return announce(view, status_with(view.status, elastic=all_workers), _announcement(text), wait=0)
+    why = f"Execution {number} of phase {phase.name} tries {phase.workers} workers instead of {known.workers}"
+    return Size(phase.workers, why)
+
+
+def resize(view: View, size: Size) -> Decision:
+    """Return the decision to start an execution with another number of workers."""
+    abandoned = view.status.abandoned_execution if size.abandoned is None else size.abandoned
+    status = status_with(view.status, abandoned_execution=abandoned)
+    known, phase = status.elastic, _phase(view)
+    if known is not None and size.workers == phase.workers:
+        text = size.why
+        elastic = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
+    else:
+        of = f"{size.workers} of {phase.workers} workers"
+        text = f"{size.why}. Execution {status.execution + 1} of phase {phase.name} goes on with {of}"
+        elastic = _smaller(view, size)
+    announcement = Announcement("Resized", text, (Reason.RESIZED,))
+    return announce(view, status_with(status, elastic=elastic), announcement, wait=0)
+
+
+def _smaller(view: View, size: Size) -> Elastic:
+    phase, known = _phase(view), view.status.elastic
+    since = known.since if known and known.phase_name == phase.name else clock.to_text(view.now)
+    return Elastic(
+        phase_name=phase.name,
+        workers=size.workers,
+        since=since,
+        grow_after=None if view.spec.scheduling.queue else clock.to_text(_next_scale_up(view, since)),
+        message=f"{size.why}.",
+    )
 
 
 def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
@@ -162,8 +192,6 @@ def _were_placed(view: View) -> bool:
 
 
 def _trains(view: View) -> bool:
-    if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
-        return False
     begun = not view.reporting or any(last_report.training_since for last_report in view.reporting)
     return begun and view.started_pods >= view.workers and len(view.pods.alive) == len(view.pods)
 
@@ -189,26 +217,7 @@ def _have_all_lost_peers(lingering: list[Pod]) -> bool:
     return all(alive[pod.execution] < pod.workers for pod in lingering)
 
 
-def _scale_down_to(view: View, status: PseudoRealJobStatus, workers: int, why: str) -> Decision:
-    phase, known = _phase(view), view.status.elastic
-    since = known.since if known and known.phase_name == phase.name else clock.to_text(view.now)
-    elastic = Elastic(
-        phase_name=phase.name,
-        workers=workers,
-        since=since,
-        grow_after=None if view.spec.scheduling.queue else clock.to_text(_next_scale_up(view, since)),
-        message=f"{why}.",
-    )
-    number = status.execution + 1
-    text = f"{why}. Execution {number} of phase {phase.name} goes on with {workers} of {phase.workers} workers"
-    return announce(view, status_with(status, elastic=elastic), _announcement(text), wait=0)
-
-
 def _next_scale_up(view: View, since: str) -> datetime:
     elastic = _phase(view).elastic
     assert elastic is not None, "only elastic phases become smaller"
     return view.now + max(timedelta(seconds=GROWTH * elastic.patience_seconds), view.now - clock.from_text(since))
-
-
-def _announcement(text: str) -> Announcement:
-    return Announcement("Resized", text, (Reason.RESIZED,))

@@ -14,10 +14,10 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import avoided_node_events, event, with_fault, with_retry
+from pseudoreal_operator.lifecycle.membership import counted_restarts
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
-from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status.events import Event, Reason
 
 _Account = tuple[int, InPlace]
@@ -44,25 +44,6 @@ def count_restarts_in_place(view: View) -> tuple[Observed, tuple[Event, ...]]:
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
     status = status_with(status, restarts_in_place=newest_here)
     return replace(view.observed, status=status), tuple(_events(view, status, number, message))
-
-
-def counted_restarts(view: View) -> int:
-    """Return the highest restart number of the present execution that is counted already, or that belongs to a takeover
-    by a spare pod; 0 if there is none."""
-    places = memberships(view.status).get(view.execution)
-    return max(places.restart if places else 0, known.restarts if (known := known_restarts_in_place(view)) else 0)
-
-
-def known_restarts_in_place(view: View) -> RestartsInPlace | None:
-    known = view.status.restarts_in_place
-    is_this = known and (known.phase, known.execution) == (view.execution.phase, view.execution.number)
-    return known if is_this else None
-
-
-def own_restarts(view: View) -> int:
-    """Return the number of faults that are restarts in place of the present execution."""
-    number = view.execution.number
-    return sum(fault.execution == number and fault.restart_in_place is not None for fault in view.status.faults)
 
 
 def _newest_accounts(view: View) -> list[_Account]:

@@ -29,6 +29,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_hang
 from pseudoreal_operator.lifecycle.acceptance import find_problem_now
+from pseudoreal_operator.lifecycle.clocks import pod_moments
 from pseudoreal_operator.lifecycle.deadlines import (
     active_deadline,
     blocked_deadline,
@@ -39,8 +40,8 @@ from pseudoreal_operator.lifecycle.deadlines import (
 from pseudoreal_operator.lifecycle.decisions import Decision, not_progressing, pod_error_sentence, reject_job
 from pseudoreal_operator.lifecycle.elastic import elastic_moments
 from pseudoreal_operator.lifecycle.in_place import count_restarts_in_place
-from pseudoreal_operator.lifecycle.rules import RULES, start_execution
-from pseudoreal_operator.lifecycle.stopping import is_doomed, never_ends, pod_moments, pods_to_release, pods_to_stop
+from pseudoreal_operator.lifecycle.rules import decide
+from pseudoreal_operator.lifecycle.stopping import is_doomed, never_ends, pods_to_release, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim_manifest, kind_and_name
 from pseudoreal_operator.observe.ranks import first_ranks, ranges_text
 from pseudoreal_operator.observe.stages import (
@@ -96,7 +97,7 @@ def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
         return _plan_ended(view)
     counting, restart_events = count_restarts_in_place(view)
     view = view if counting is observed else View(counting, now)
-    decision = next((decision for rule in RULES if (decision := rule.decide(view))), None) or start_execution(view)
+    decision = decide(view)
     decision = replace(decision, events=(*restart_events, *decision.events))
     return (_with_dry_run if decision.with_dry_run else _to_plan)(view, decision, settings)
 

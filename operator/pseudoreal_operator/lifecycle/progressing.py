@@ -7,7 +7,7 @@ from pseudoreal_operator.failures.hang import HANG_REASONS, find_hang, straggler
 from pseudoreal_operator.lifecycle.blockers import find_blocker, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, not_progressing, progressing
 from pseudoreal_operator.lifecycle.elastic import scale_down_note, size_note
-from pseudoreal_operator.lifecycle.in_place import known_restarts_in_place
+from pseudoreal_operator.lifecycle.membership import known_restarts_in_place
 from pseudoreal_operator.lifecycle.stopping import can_spare_take_over, describe_sidecar
 from pseudoreal_operator.observe.stages import StageKind, phases_to_finish
 from pseudoreal_operator.observe.view import View

@@ -1,37 +1,48 @@
-"""The lifecycle's rules, in order: the first rule that applies decides. Pure.
+"""The lifecycle's rules, grouped by the state of the present Job, in order: the first rule that applies decides. Pure.
 
-General rules are here; rules about one subject are in the file of the subject (`deadlines`, `retraining`, `elastic`,
-`spares`, ...).
+First come the rules for a job in any state, then those of the present Job's state, so a rule need not look at the state
+again. General rules are here; rules about one subject are in the file of the subject (`deadlines`, `retraining`, ...).
+Rules about members that cannot train together only find the trouble: the table in `recovery` decides.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 
 from pseudoreal_api.status.status import PhaseStatus, Transition
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import MissingPods, classify, has_lost_peer
+from pseudoreal_operator.failures.classify import (
+    MissingPods,
+    Verdict,
+    can_another_pod_succeed,
+    classify,
+    has_lost_peer,
+)
 from pseudoreal_operator.failures.hang import find_hang
 from pseudoreal_operator.lifecycle.acceptance import accept, find_broken_rules, find_problem
+from pseudoreal_operator.lifecycle.clocks import is_stuck
 from pseudoreal_operator.lifecycle.deadlines import (
+    creation_timed_out,
     deadline_exceeded,
     delink_timed_out,
+    fails_at_timeout,
+    late_start_sentence,
     readmit_nodes,
     renewed_transition,
-    startup_timed_out,
 )
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
+    State,
     closing_events,
     event,
     fail,
     not_progressing,
     progressing,
-    restart_or_fail,
     start_events,
     state_at,
     succeed,
@@ -39,16 +50,18 @@ from pseudoreal_operator.lifecycle.decisions import (
     waiting_state,
 )
 from pseudoreal_operator.lifecycle.elastic import (
-    abandon_stuck_pods,
+    Size,
+    find_full_size,
+    find_size_without_stuck_pods,
+    find_smaller_size,
     is_abandoned,
-    scale_down,
-    scale_up,
     without_elastic_state,
 )
+from pseudoreal_operator.lifecycle.membership import LostWorkers, find_lost_workers
 from pseudoreal_operator.lifecycle.progressing import change_events, preemption_events, progressing_condition
+from pseudoreal_operator.lifecycle.recovery import Kind, Trouble, recover
 from pseudoreal_operator.lifecycle.retraining import ended_too_early, repeat_requested, spec_changed, train_longer
-from pseudoreal_operator.lifecycle.spares import spare_took_over
-from pseudoreal_operator.lifecycle.stopping import is_doomed, is_stuck
+from pseudoreal_operator.lifecycle.stopping import is_doomed
 from pseudoreal_operator.observe.stages import (
     Stage,
     StageKind,
@@ -66,14 +79,13 @@ UNWATCHED_SECONDS = 5.0
 
 
 def complete_stage(view: View) -> Decision | None:
-    if view.job is None or view.job.state is not JobState.COMPLETE:
-        return None
+    job = _present_job(view)
     message = results.result_of(view.stage, view.terminated_pods)
     if message is None:
-        return _without_result(view, view.job)
+        return _without_result(view, job)
     if ended_too_early(view, message):
         return train_longer(view, message)
-    status = results.with_result(with_stage_started(view.status, view.stage), view.stage, message, view.job.ended)
+    status = results.with_result(with_stage_started(view.status, view.stage), view.stage, message, job.ended)
     following = current_stage(status.phases)
     events = (*closing_events(view), _done(view, status.phases[view.stage.index]))
     if view.stage.kind is StageKind.TRAIN:
@@ -87,6 +99,11 @@ def complete_stage(view: View) -> Decision | None:
     return Decision(status, state_at(following), progressing("StageCompleted", text), events=events)
 
 
+def _present_job(view: View) -> ChildJob:
+    assert view.job is not None, "rules of a state in which the Job exists"
+    return view.job
+
+
 def _done(view: View, phase: PhaseStatus) -> Event:
     if view.stage.kind is StageKind.DELINK:
         start = conditions.start_checkpoint_text(view.spec, view.stage.index, phase)
@@ -96,16 +113,16 @@ def _done(view: View, phase: PhaseStatus) -> Event:
     return event(view, Reason.PHASE_COMPLETED, text)
 
 
-def _without_result(view: View, job: ChildJob) -> Decision:
+def _without_result(view: View, job: ChildJob) -> Decision | None:
     pod = next((pod for pod in view.pods.succeeded if pod.index == 0), None)
     if pod is None:
         sentence = f"The pod of Job {job.name} is gone, with its result."
-        return restart_or_fail(view, Cause("ResultGone", sentence, counts=False))
+        return recover(view, Trouble(Kind.JOB_GONE, Cause("ResultGone", sentence, counts=False)))
     text = (
         f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
     )
-    return restart_or_fail(view, Cause("ResultUnreadable", text, pod))
+    return recover(view, Trouble(Kind.JOB_GONE, Cause("ResultUnreadable", text, pod)))
 
 
 def job_suspended(view: View) -> Decision | None:
@@ -161,76 +178,140 @@ def _still_suspended(view: View, sentence: str) -> Decision:
 
 
 def stage_hung(view: View) -> Decision | None:
-    if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
+    if view.stage.kind is not StageKind.TRAIN or view.spec.hang.action == "Report":
         return None
-    if view.job.queued:
-        return None  # the queue took the pods back: they save, and end
     hang = find_hang(view)
-    if hang is None or view.spec.hang.action == "Report":
+    if hang is None:
         return None
-    if view.spec.hang.action == "Fail":
-        return fail(view, view.status, hang.reason, f"{hang.sentence} spec.hang.action is Fail.")
-    return restart_or_fail(view, Cause(hang.reason, hang.sentence, hang.culprit), Reason.HANG_DETECTED)
+    is_final = view.spec.hang.action == "Fail"
+    sentence = f"{hang.sentence} spec.hang.action is Fail." if is_final else hang.sentence
+    lost = find_lost_workers(view)
+    suspects = [pod.index for pod in (*hang.unreachable, *((hang.culprit,) if hang.culprit else ()))]
+    return recover(
+        view,
+        Trouble(
+            Kind.HANG,
+            Cause(hang.reason, sentence, hang.culprit),
+            is_final,
+            lost=tuple(sorted({*lost.numbers, *suspects})),
+            helps_another_pod=not lost.numbers or can_another_pod_succeed(_verdict_on_lost(view, lost)),
+            reason=Reason.HANG_DETECTED,
+        ),
+    )
+
+
+def peers_wait(view: View) -> Decision | None:
+    """Let spare pods replace lost workers, when other workers wait for the lost ones."""
+    lost = find_lost_workers(view)
+    # A worker that lost its connection reports that it waits; without such a report the workers may train on. A
+    # connection to a stuck pod may last long, so there may be no report.
+    if not lost.numbers or (lost.stuck is None and not _waits_to_restart(view)):
+        return None
+    verdict = _verdict_on_lost(view, lost)
+    cause = Cause(verdict.reason, _sentence_on_lost(view, lost, verdict), verdict.pod, verdict.action == "Restart")
+    return recover(
+        view,
+        Trouble(Kind.PEERS_WAIT, cause, lost=lost.numbers, helps_another_pod=can_another_pod_succeed(verdict)),
+    )
+
+
+def _waits_to_restart(view: View) -> bool:
+    return any(last_report.waits_to_restart for last_report in view.reporting)
+
+
+def _verdict_on_lost(view: View, lost: LostWorkers) -> Verdict:
+    missing = MissingPods(stuck=lost.stuck, workers=view.missing_workers)
+    return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
+
+
+def _sentence_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
+    if verdict.pod is not None:
+        return verdict.sentence
+    if lost.stuck is not None:
+        return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
+    numbers = ", ".join(map(str, lost.numbers))
+    return f"The pod of worker {numbers} of {view.job_name} is gone without a word, as one that was deleted."
 
 
 def execution_running(view: View) -> Decision | None:
-    if view.job is None or view.job.state is not JobState.ACTIVE:
-        return None
+    job = _present_job(view)
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
-        status = status_with(status, execution_time=view.job.start_time or clock.to_text(view.now))
+        status = status_with(status, execution_time=job.start_time or clock.to_text(view.now))
     status = without_elastic_state(view, status)
-    if view.job.queued:
+    if job.queued:
         # Pods that the queue takes back save before they end.
         status = results.with_checkpoints(
             results.with_reported_checkpoint(status, view.last_reports), view.terminated_pods
         )
     condition = progressing_condition(view)
     events = (*unposted_start_events(view), *change_events(view, condition), *preemption_events(view))
-    state = "Queued" if view.job.queued else state_at(view.stage)
+    state: State = "Queued" if job.queued else state_at(view.stage)
     return Decision(status, state, condition, events=events, children=view.stage, requeue_after=None)
 
 
 def pod_stuck(view: View) -> Decision | None:
     """End the execution when a pod cannot be ended, for instance on a node that is off: its Job and its peers wait
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
-    if view.job is None or view.job.state is not JobState.ACTIVE:
-        return None
     waited_for = view.pods if view.pods.alive else view.observed.every_pod.of(view.execution)
     pod = next((pod for pod in waited_for.leaving if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
     deadline, node = pod.deletion_deadline, pod.node or "(none)"
     text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
-    return _end_execution(view, MissingPods(stuck=pod), text)
+    return _after_failures(view, Kind.POD_STUCK, MissingPods(stuck=pod), text)
 
 
 def worker_missing(view: View) -> Decision | None:
     """End the execution when a pod is missing without a termination message, for instance together with its node, and a
     peer lost its connection to the pod. The peer has ended, or waits in vain to restart its ranks in place."""
-    if view.job is None or view.job.state is not JobState.ACTIVE or not view.missing_workers:
+    if not view.missing_workers:
         return None
-    if view.job.queued:
-        return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods.failed if has_lost_peer(pod)]
-    waits = any(last_report.waits_to_restart for last_report in view.reporting)
-    if not waits and not (witnesses and is_doomed(view.observed, view.status, view.execution, view.now)):
+    is_over = witnesses and is_doomed(view.observed, view.status, view.execution, view.now)
+    if not _waits_to_restart(view) and not is_over:
         return None
-    return _end_execution(view, MissingPods(workers=view.missing_workers))
+    return _after_failures(view, Kind.WORKER_MISSING, MissingPods(workers=view.missing_workers))
 
 
 def execution_failed(view: View) -> Decision | None:
-    if view.job is None or view.job.state is not JobState.FAILED:
-        return None
-    return _end_execution(view, MissingPods(workers=view.missing_workers))
+    return _after_failures(view, Kind.JOB_FAILED, MissingPods(workers=view.missing_workers))
 
 
 def child_job_deleted(view: View) -> Decision | None:
     """Start a new execution when the status says that the present execution has started, but its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
-    return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
+    cause = Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False)
+    return recover(view, Trouble(Kind.JOB_GONE, cause))
+
+
+def startup_timed_out(view: View) -> Decision | None:
+    """End the execution, or fail the job, when not all pods run in time."""
+    text = late_start_sentence(view)
+    if text is None:
+        return None
+    if fails_at_timeout(view):
+        return recover(view, Trouble(Kind.LATE_START, Cause("StartupDeadlineExceeded", text), is_final=True))
+    cause = Cause("StartupTimedOut", f"{text} They are let go.", counts=False, contended=True)
+    return recover(view, Trouble(Kind.LATE_START, cause))
+
+
+def scale_down(view: View) -> Decision | None:
+    return _change_size(view, Kind.TOO_FEW_NODES, find_smaller_size(view))
+
+
+def scale_up(view: View) -> Decision | None:
+    return _change_size(view, Kind.SMALLER, find_full_size(view))
+
+
+def abandon_stuck_pods(view: View) -> Decision | None:
+    return _change_size(view, Kind.LEFT_BEHIND, find_size_without_stuck_pods(view))
+
+
+def _change_size(view: View, kind: Kind, size: Size | None) -> Decision | None:
+    return None if size is None else recover(view, Trouble(kind, Cause("Resized", size.why, counts=False), size=size))
 
 
 def back_off(view: View) -> Decision | None:
@@ -299,7 +380,7 @@ Decide = Callable[[View], Decision | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, and the reasons of its position in RULES."""
+    """A rule, and the reasons of its position among the rules of its group."""
 
     decide: Decide
     before: Mapping[Decide, str]
@@ -317,29 +398,33 @@ def _find_rules_broken_by_phase(view: View) -> str | None:
     return sentences
 
 
-_EARLY_END = "execution_running accepts every active Job, so rules that end an execution early stand before it"
-_NO_JOB = "child_job_deleted does not test that the Job is missing: all rules for existing Jobs stand before it"
-_DELINK_IS_LATE = "spec.delink.onTimeout decides about a delink that is out of time; it is not tried again"
+class Standing(StrEnum):
+    """State of the Job of the present execution, as the rules tell them apart."""
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        accept,
-        {complete_stage: "accept fills status.phases; without phases there is no stage, which all later rules read"},
-    ),
-    Rule(
-        complete_stage,
-        {
-            deadline_exceeded: "a stage that was done in time counts, even if the operator was away and sees it late",
-            job_resumed: "a resume starts a new execution, and the result of the previous one would be lost",
-            child_job_deleted: _NO_JOB,
-        },
-    ),
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    HELD = "Held"
+    """Active, and a queue holds it: its pods are to end, or do not exist."""
+    RUNNING = "Running"
+    """Active, and no queue holds it."""
+    ABSENT = "Absent"
+    """It does not exist, or is being deleted while it runs."""
+
+
+def standing_of(job: ChildJob | None) -> Standing:
+    if job is None:
+        return Standing.ABSENT
+    if job.state is JobState.ACTIVE:
+        return Standing.HELD if job.queued else Standing.RUNNING
+    return Standing.COMPLETE if job.state is JobState.COMPLETE else Standing.FAILED
+
+
+ANY_STANDING: tuple[Rule, ...] = (
     Rule(
         deadline_exceeded,
         {
             job_suspended: "any order: clocks stand still while spec.suspend is true",
             repeat_requested: "a job that is out of time ends, whatever is requested",
-            execution_running: _EARLY_END,
         },
     ),
     Rule(
@@ -347,7 +432,6 @@ RULES: tuple[Rule, ...] = (
         {
             job_resumed: "job_resumed reads only the condition Suspended; here spec.suspend is false",
             repeat_requested: "no execution starts while the job is suspended",
-            execution_running: _EARLY_END,
         },
     ),
     Rule(
@@ -356,112 +440,106 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         repeat_requested,
-        {
-            spec_changed: "the repetition has the present spec as well: one new execution instead of two",
-            execution_running: _EARLY_END,
-            back_off: "the user's request does not wait for the end of a backoff",
-        },
+        {delink_timed_out: "the requested phase is trained again, and a later delink has a clock of its own"},
     ),
-    Rule(
-        spec_changed,
-        {
-            scale_down: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
-            scale_up: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        scale_down,
-        {
-            scale_up: "any order: scale_up needs all workers running, scale_down needs some that do not run",
-            readmit_nodes: "the pods that have nodes train now, instead of waiting for the excluded nodes as well",
-            startup_timed_out: "with a shorter startupSeconds both apply: fewer workers train, instead of none",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        scale_up,
-        {
-            delink_timed_out: "any order: scale_up needs a train stage, delink_timed_out needs a delink",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        delink_timed_out,
-        {
-            readmit_nodes: _DELINK_IS_LATE,
-            startup_timed_out: _DELINK_IS_LATE,
-            execution_running: _EARLY_END,
-            execution_failed: _DELINK_IS_LATE,
-        },
-    ),
-    Rule(
-        readmit_nodes,
-        {
-            startup_timed_out: "pods may need only the excluded nodes; a startup timeout ends execution or job",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        startup_timed_out,
-        {
-            stage_hung: "any order before the first step: the start clock of a hang runs once all pods have started",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        stage_hung,
-        {
-            spare_took_over: "spec.hang.action decides about a stage that stands still too long, whatever the cause",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        spare_took_over,
-        {
-            pod_stuck: "pod_stuck ends the execution because of the same pods, which spare pods can replace",
-            worker_missing: "worker_missing ends the execution because of the same pods, which spare pods can replace",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(
-        pod_stuck,
-        {
-            worker_missing: "both end the execution, and pod_stuck names the node that may be off",
-            execution_running: _EARLY_END,
-        },
-    ),
-    Rule(worker_missing, {execution_running: _EARLY_END}),
-    Rule(
-        execution_running,
-        {
-            execution_failed: "any order: a Job is either active or failed",
-            child_job_deleted: _NO_JOB,
-        },
-    ),
-    Rule(execution_failed, {child_job_deleted: _NO_JOB}),
-    Rule(
-        child_job_deleted,
-        {
-            back_off: "any order: back_off needs status.restartAfter, and child_job_deleted needs its absence",
-            await_cleanup: "the deletion is announced, and its backoff begins, before the Job's pods have ended",
-        },
-    ),
-    Rule(
-        back_off,
-        {
-            abandon_stuck_pods: "abandon_stuck_pods starts an execution at once, which would cut the backoff short",
-            await_cleanup: "await_cleanup may poll, and before the end of the backoff nothing starts anyway",
-        },
-    ),
-    Rule(
-        abandon_stuck_pods,
-        {await_cleanup: "await_cleanup would wait for the pods that abandon_stuck_pods abandons"},
-    ),
-    Rule(await_cleanup, {}),
+    Rule(delink_timed_out, {}),
 )
-"""Rules in order of evaluation; `start_execution` applies if no rule does. The order is semantics: several rules may
-apply to one observation."""
+"""Rules for a Job in any state but COMPLETE, before the rules of its state: they end or restart the job's clocks, and
+what a user asks for does not wait. spec.delink.onTimeout decides about a delink that is out of time, whatever the state
+of its pods; the delink is not tried again."""
+
+RULES: Mapping[Standing, tuple[Rule, ...]] = {
+    # Before ANY_STANDING: a stage that was done in time counts, even if the operator was away and sees it late, and a
+    # resume or a request that starts a new execution would lose the result of this one.
+    Standing.COMPLETE: (Rule(complete_stage, {}),),
+    Standing.RUNNING: (
+        Rule(
+            spec_changed,
+            {
+                scale_down: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+                scale_up: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+            },
+        ),
+        Rule(
+            scale_down,
+            {
+                scale_up: "any order: scale_up needs all workers running, scale_down needs some that do not run",
+                readmit_nodes: "the pods that have nodes train now, instead of waiting for the excluded nodes as well",
+                startup_timed_out: "with a shorter startupSeconds both apply: fewer workers train, instead of none",
+            },
+        ),
+        Rule(
+            scale_up,
+            {readmit_nodes: "any order: scale_up needs all workers running, readmit_nodes needs one without a node"},
+        ),
+        Rule(
+            readmit_nodes,
+            {startup_timed_out: "pods may need only the excluded nodes; a startup timeout ends execution or job"},
+        ),
+        Rule(
+            startup_timed_out,
+            {stage_hung: "any order before the first step: the start clock of a hang runs once all pods have started"},
+        ),
+        Rule(
+            stage_hung,
+            {peers_wait: "spec.hang.action decides about a stage that stands still too long, whatever the cause"},
+        ),
+        Rule(
+            peers_wait,
+            {
+                pod_stuck: "pod_stuck ends the execution because of the same pods, which spare pods can replace",
+                worker_missing: "worker_missing ends the execution because of pods that spare pods can replace",
+            },
+        ),
+        Rule(pod_stuck, {worker_missing: "both end the execution, and pod_stuck names the node that may be off"}),
+        Rule(worker_missing, {execution_running: "execution_running accepts every active Job"}),
+        Rule(execution_running, {}),
+    ),
+    Standing.HELD: (
+        Rule(scale_down, {pod_stuck: "both start an execution, and the queue may admit the smaller one of scale_down"}),
+        Rule(pod_stuck, {execution_running: "execution_running accepts every active Job"}),
+        Rule(execution_running, {}),
+    ),
+    Standing.FAILED: (Rule(execution_failed, {}),),
+    Standing.ABSENT: (
+        Rule(
+            creation_timed_out,
+            {child_job_deleted: "any order: a Job that the API server refused never existed, and was not deleted"},
+        ),
+        Rule(
+            child_job_deleted,
+            {
+                back_off: "any order: back_off needs status.restartAfter, and child_job_deleted needs its absence",
+                await_cleanup: "the deletion is announced, and its backoff begins, before the Job's pods have ended",
+            },
+        ),
+        Rule(
+            back_off,
+            {
+                abandon_stuck_pods: "abandon_stuck_pods starts an execution at once, which would cut the backoff short",
+                await_cleanup: "await_cleanup may poll, and before the end of the backoff nothing starts anyway",
+            },
+        ),
+        Rule(
+            abandon_stuck_pods,
+            {await_cleanup: "await_cleanup would wait for the pods that abandon_stuck_pods abandons"},
+        ),
+        Rule(await_cleanup, {start_execution: "start_execution accepts every job without a Job"}),
+        Rule(start_execution, {}),
+    ),
+}
+"""State of the present Job -> its rules in order of evaluation; the last rule of each state always decides. The order
+is semantics: several rules may apply to one observation."""
+
+
+def decide(view: View) -> Decision:
+    """Return the decision of the first rule that applies."""
+    if not view.status.phases:
+        return accept(view)  # fills status.phases: without phases there is no stage, which all rules read
+    standing = standing_of(view.job)
+    first = () if standing is Standing.COMPLETE else ANY_STANDING
+    found = (rule.decide(view) for rule in (*first, *RULES[standing]))
+    return next(decision for decision in found if decision)
 
 
 def _transition(view: View, following: Stage) -> Transition | None:
@@ -476,14 +554,11 @@ def _transition(view: View, following: Stage) -> Transition | None:
     )
 
 
-def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision:
+def _after_failures(view: View, kind: Kind, missing: MissingPods, more: str = "") -> Decision | None:
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
-    sentence = f"{verdict.sentence} {more}".rstrip()
-    if verdict.action == "Fail":
-        status = results.with_checkpoints(view.status, view.terminated_pods)
-        return fail(view, status, verdict.reason, sentence)
-    counts = verdict.action == "Restart"
-    return restart_or_fail(view, Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts))
+    sentence, counts = f"{verdict.sentence} {more}".rstrip(), verdict.action == "Restart"
+    cause = Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts)
+    return recover(view, Trouble(kind, cause, is_final=verdict.action == "Fail"))
 
 
 def _origin(view: View, pod: Pod | None) -> Pod | None:

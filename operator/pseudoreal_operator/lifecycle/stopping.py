@@ -1,4 +1,4 @@
-"""Pods that are ended early: pods of doomed executions, and pods that only a sidecar keeps. Pure.
+"""Pods that are ended early: pods of doomed executions, replaced pods, and pods that only a sidecar keeps. Pure.
 
 An execution is doomed if its ranks can neither train nor save together any more. A checkpoint needs all ranks: once one
 of them cannot take part, the grace period of the others is of no use, and holds up the next execution.
@@ -14,34 +14,13 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
-from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import can_another_pod_succeed, classify, has_exit_code, has_lost_peer
+from pseudoreal_operator.lifecycle.clocks import ORIGIN_SECONDS, SPARE_SECONDS, is_ending_soon, is_stuck
 from pseudoreal_operator.observe.stages import Execution, current_stage
-from pseudoreal_operator.observe.view import (
-    SIDECAR_SECONDS,
-    ChildJob,
-    JobState,
-    Observed,
-    Pod,
-    PodPhase,
-    Pods,
-    View,
-    ended_at,
-    is_kept_by_sidecar,
-)
+from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, Pods, View, ended_at, is_kept_by_sidecar
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status import conditions
 
-STOP_SECONDS = 5
-"""Grace period in seconds of pods that cannot save: enough to write their termination messages."""
-ORIGIN_SECONDS = 6.0
-"""Time limit in seconds for the pod in which a fault began to report the fault, counted from the end of a pod that only
-lost its connection to a peer."""
-SPARE_SECONDS = 20.0
-"""Time limit in seconds, from the end of a pod, for the other pods to report that they wait for a replacement. Pods
-report every few seconds."""
-STUCK_SECONDS = 15.0
-"""Seconds after the end of a pod's grace period at which the pod counts as stuck if it still exists."""
 _REMEDY = (
     "decline the injection by a label or an annotation in spec.pod.template, or inject it as a native sidecar: an init"
     " container with restartPolicy Always"
@@ -51,14 +30,15 @@ _NAMED = 3
 
 
 def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
-    """Return the names of pods that are alive, cannot save, and have more than STOP_SECONDS left."""
-    return tuple(
-        pod.name
+    """Return the names of pods that are alive, cannot save, and have more than STOP_SECONDS left: pods of doomed
+    executions, and pods that a spare pod has replaced, as after a hang."""
+    doomed = (
+        pod
         for execution, pods in observed.pods.by_execution.items()
         if is_doomed(observed, observed.status, execution, now)
         for pod in pods.alive
-        if not is_ending_soon(pod, now)
     )
+    return tuple(pod.name for pod in (*doomed, *observed.replaced.alive) if not is_ending_soon(pod, now))
 
 
 def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
@@ -109,39 +89,10 @@ def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     return waits and bool(pods.failed)
 
 
-def pod_moments(observed: Observed, now: datetime) -> Iterator[datetime]:
-    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which
-    count as stuck."""
-    active = {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
-    by_execution = observed.every_pod.by_execution.items()
-    for pod in (pod for execution, pods in by_execution if pods.alive or execution in active for pod in pods.timed):
-        if pod.is_alive and pod.deletion_deadline:
-            waits = [(clock.from_text(pod.deletion_deadline), STUCK_SECONDS)]
-        else:
-            limits = [SIDECAR_SECONDS] if pod.sidecars else []
-            if pod.phase is PodPhase.FAILED:
-                limits += [ORIGIN_SECONDS, SPARE_SECONDS] if observed.spares else [ORIGIN_SECONDS]
-            waits = [(ended_at(pod, now), seconds) for seconds in limits]
-        yield from (moment for since, limit in waits if (moment := since + timedelta(seconds=limit)) > now)
-
-
-def is_stuck(pod: Pod, now: datetime) -> bool:
-    """Return whether the pod cannot be ended, for instance on a node that is off."""
-    if pod.deletion_deadline is None or not pod.is_alive:
-        return False
-    return now >= clock.from_text(pod.deletion_deadline) + timedelta(seconds=STUCK_SECONDS)
-
-
 def _failed_or_stuck(pods: Pods, now: datetime) -> Iterator[Pod]:
     """Yield stuck pods, and failed pods except those that stopped on request (exit code YIELDED)."""
     yield from (pod for pod in pods.failed if not has_exit_code(pod, ExitCode.YIELDED))
     yield from (pod for pod in pods.leaving if is_stuck(pod, now))
-
-
-def is_ending_soon(pod: Pod, now: datetime) -> bool:
-    return pod.deletion_deadline is not None and clock.from_text(pod.deletion_deadline) <= now + timedelta(
-        seconds=STOP_SECONDS
-    )
 
 
 def pods_to_release(view: View) -> Iterator[str]:

@@ -24,9 +24,9 @@ from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
+from pseudoreal_operator.lifecycle.clocks import STOP_SECONDS
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
 from pseudoreal_operator.lifecycle.routine import is_routine, rests_on_successes
-from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.internal_error import (
     UnreadableJobs,

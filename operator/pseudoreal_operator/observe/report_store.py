@@ -278,16 +278,29 @@ class ReportStore:
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
         """Return the answer to a stored report. Record if the answer tells the pod to finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
-        finish, last_report = reporter.execution.phase in followed.finish, followed.last_report(reporter)
-        if finish and last_report is not None and not last_report.told_to_finish:
-            newest = followed.reports[reporter.execution].newest
+        newest, finish = followed.reports[reporter.execution].newest, reporter.execution.phase in followed.finish
+        if finish and (last_report := followed.last_report(reporter)) and not last_report.told_to_finish:
             newest[reporter.index] = replace(last_report, told_to_finish=True)
             followed.requeue(SOON_SECONDS)
+        membership = followed.members.get(reporter.execution)
+        if membership is not None and (last_report := followed.last_report(reporter)):
+            newest[reporter.index] = told = with_told(last_report, membership.restart, now)
+            if told is not last_report:
+                # A pass takes up the clock of the pod, which may never begin the membership.
+                self._requeue_in_turn(followed, PROGRESS_SECONDS)
         return ReportAnswer(
             finish_phase=finish,
             restarts_in_place=self.restarts_in_place(reporter, now),
-            membership=followed.members.get(reporter.execution),
+            membership=membership,
         )
+
+
+def with_told(last_report: LastReport, membership: int, now: datetime) -> LastReport:
+    """Return the state of a pod after an answer with the membership that begins with restart `membership`. Pure."""
+    told = last_report.told_membership
+    if last_report.restarts_in_place >= membership or (told is not None and told[0] == membership):
+        return last_report
+    return replace(last_report, told_membership=(membership, now))
 
 
 def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:

@@ -271,6 +271,14 @@ class LastReport:
     """Time of the last reading of the silent pod's log without new progress; None: never."""
     told_to_finish: bool = False
     """Whether an answer to a report has told the pod to end its phase."""
+    told_membership: tuple[int, datetime] | None = None
+    """Number of the newest membership that an answer to a report has told the pod, and the time of the first such
+    answer; None: no answer has had one, or the pod has begun it."""
+
+    @property
+    def restarts_in_place(self) -> int:
+        """Number of the pod's newest restart in place, even while it waits for the other pods; 0: none."""
+        return self.report.in_place.restarts if self.report.in_place else 0
 
     @property
     def restarted(self) -> InPlace | None:

@@ -10,12 +10,13 @@ from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
+from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.reports import Membership, Takeover
 
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Pods
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Pods, View
 
 _Numbered = TypeVar("_Numbered", Pod, LastReport)
 
@@ -68,6 +69,16 @@ def ready_spares(observed: Observed, execution: Execution, now: datetime) -> lis
         pod for pod in own if pod.phase is PodPhase.RUNNING and pod.deletion_deadline is None and pod.disruption is None
     )
     return sorted(ready, key=lambda pod: pod.index)
+
+
+@cache_per_object
+def reports_of_members(view: View) -> list[LastReport]:
+    """Return the reports of the present execution's pods that still exist and have begun the present membership. A
+    report from before says nothing about the members of now: the clocks of a hang start from zero with them."""
+    membership = memberships(view.status).get(view.execution)
+    if membership is None:
+        return view.reporting
+    return [one for one in view.reporting if one.restarts_in_place >= membership.restart]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from pseudoreal_api.wire.reports import PodReport
+from pseudoreal_api.wire.messages import InPlace
+from pseudoreal_api.wire.reports import PodReport, ReportAnswer, Takeover
 
 from tests.integration.operator.support.endpoint import Reporter, progress, sign
 from tests.support.cluster import Cluster, Job
@@ -73,3 +74,43 @@ def test_a_hang_fails_a_job_without_restarts_left(stuck: Job) -> None:
     assert failed["message"].startswith(blame(culprit))
     assert status.restarts == 0
     wait_for("the end of its Job", lambda: not stuck.child_jobs())
+
+
+def test_a_spare_pod_replaces_the_pod_of_a_hung_rank(cluster: Cluster) -> None:
+    job = cluster.create("held-up", spec__hang={"stepSeconds": 2}, spec__phases__0__spares=1, **TWO_WORKERS)
+    pods = job.run("held-up-pseudo-e1", 3)
+    job.bind(pods[1], NODE)
+    reporters = [Reporter.of(cluster, pod) for pod in pods]
+    reporters[2].tell(PodReport())
+    job.wait("the spare pod", lambda _: "1 of 1 spare pods waits" in job.condition("Progressing")["message"])
+    reporters[1].tell(PodReport(ranks=[sign(1, 3)]))
+    reporters[0].tell(PodReport(ranks=[sign(0, 3, "waiting")], progress=progress(3)))
+    status = job.wait("the decision", lambda status: status.spares is not None or status.execution == 2)
+    assert status.spares is not None
+    assert [(place.worker, place.pod) for place in status.spares.places] == [(1, 2)]
+    (fault,) = status.faults
+    assert (fault.reason, fault.node, fault.restart_in_place) == ("StepStalled", NODE, status.spares.restart)
+    said = job.event("SpareTookOver")["message"]
+    assert said.startswith(blame(pods[1]))
+    assert job.event("HangDetected")["message"] == said
+    assert _takeovers(reporters[0], PodReport(ranks=[sign(0, 3, "waiting")])) == [Takeover(worker=1, pod=2)]
+    # Its node has no kubelet, so the pod stays.
+    wait_for("the end of the hung pod", lambda: _is_ending(job, pods[1]))
+    assert not any(_is_ending(job, pod) for pod in (pods[0], pods[2]))
+    for reporter, rank in ((reporters[2], 1), (reporters[0], 0)):
+        met = InPlace(restarts=status.spares.restart, peer_lost=True, message="took a place")
+        reporter.tell(PodReport(ranks=[sign(rank, 4)], in_place=met))
+    for pod in (pods[0], pods[2]):
+        job.end(pod, "Succeeded", checkpoint="pseudo-10")
+    status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete" or status.execution == 2)
+    assert (status.execution, status.restarts) == (1, 1)
+
+
+def _takeovers(reporter: Reporter, report: PodReport) -> list[Takeover]:
+    answer = ReportAnswer.model_validate_json(reporter.tell(report).text)
+    return answer.membership.takeovers if answer.membership else []
+
+
+def _is_ending(job: Job, pod: dict[str, Any]) -> bool:
+    found = [one for one in job.children("api/v1 pods") if one["metadata"]["name"] == pod["metadata"]["name"]]
+    return not found or "deletionTimestamp" in found[0]["metadata"]

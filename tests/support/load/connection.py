@@ -44,12 +44,14 @@ class Connection:
             for body in page["items"]:
                 yield body
 
-    async def watch(self, path: str, selector: str) -> AsyncIterator[tuple[str, Json]]:
-        """Yield (type, object): first of all existing objects, then of each change and bookmark.
+    async def watch(self, path: str, selector: str, since: str | None = None) -> AsyncIterator[tuple[str, Json]]:
+        """Yield (type, object): first of all existing objects, or of those that have changed after the version `since`,
+        then of each change and bookmark.
 
         The watch ends when the API server ends it, or is silent for longer than between two bookmarks.
         """
         query = {"watch": "true", "labelSelector": selector, "timeoutSeconds": "7200", "allowWatchBookmarks": "true"}
+        query |= {"resourceVersion": since} if since else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
         with suppress(aiohttp.ServerTimeoutError):
             async with self._session.get(path, params=query, timeout=timeout) as answer:

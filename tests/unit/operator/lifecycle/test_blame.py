@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS
+from pseudoreal_operator.lifecycle.clocks import ORIGIN_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.depth import DEPTH

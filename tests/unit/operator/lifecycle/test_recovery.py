@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.clocks import ORIGIN_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.support.steps import fail_execution, run_pods, run_until, start_job
@@ -102,6 +103,18 @@ def test_restart_rules_apply_to_stuck_pods() -> None:
     world.settle()
     assert failure(world)[0] == "Disrupted"
     assert "its node (none) may be lost" in failure(world)[1]
+
+
+def test_restart_rules_apply_when_a_worker_is_missing() -> None:
+    """The other pod has ended, and says that it lost a peer."""
+    rules = [{"onExitCodes": [1], "action": "Fail"}]
+    world = start_job(spec__phases__0__workers=2, spec__restart={"rules": rules})
+    world.vanish(world.alive()[0])
+    world.finish(world.alive()[0], "Failed", peer_lost=True)
+    world.settle()
+    world.tick(ORIGIN_SECONDS)
+    world.settle()
+    assert world.status.state == "Failed"
 
 
 @pytest.mark.parametrize("exit_code", [0, 78])

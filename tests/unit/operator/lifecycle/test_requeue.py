@@ -9,9 +9,9 @@ import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.clocks import ORIGIN_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
-from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.view import NO_PODS, LastReport, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.support.steps import run_until, start_job

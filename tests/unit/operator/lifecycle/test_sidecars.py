@@ -4,7 +4,7 @@ ended."""
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
+from pseudoreal_operator.lifecycle.clocks import STOP_SECONDS
 from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import find
 

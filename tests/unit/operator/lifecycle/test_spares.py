@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership
-from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
+from pseudoreal_operator.lifecycle.clocks import SPARE_SECONDS, STOP_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.worker_assignment import memberships
@@ -425,3 +425,134 @@ def test_job_whose_workers_succeeded_is_not_deleted(phase: str) -> None:
     world.control()
     assert f"sim-{phase}-e1" not in world.active_jobs()
     assert ("Job", f"sim-{phase}-e1") in world.objects
+
+
+HANG = {"stepSeconds": 60, "startSeconds": 300}
+
+
+def hang(world: World, hung: int, silent: tuple[int, ...] = ()) -> None:
+    """Let the other workers wait for worker `hung`, which computes, for longer than hang.stepSeconds. The pods with the
+    indices `silent` do not report any more."""
+    for seconds in (61, 0):
+        for pod in (pod for pod in world.alive() if index_of(pod) not in silent):
+            worker = world.worker_of(pod)
+            world.report(pod, 12, "computing" if worker == hung else "waiting", ranks=0 if worker is None else 1)
+        world.tick(seconds)
+    world.settle()
+
+
+@pytest.mark.parametrize("hung", [0, 1])
+def test_spare_replaces_the_pod_of_a_hung_rank_within_the_same_execution(hung: int) -> None:
+    world = with_spares(spec__hang=HANG)
+    hang(world, hung)
+    found = membership(world)
+    assert found is not None
+    assert (takeovers(world), found.restart, world.status.execution) == ({hung: 2}, 2, 1)
+    (fault,) = world.status.faults
+    assert (fault.reason, fault.node, fault.restart_in_place) == ("StepStalled", f"node-{hung}", 2)
+    assert (world.status.restarts, world.status.state) == (1, "Training")
+    told = list(world.events.values())
+    assert (told.count("HangDetected"), told.count("SpareTookOver"), told.count("ExecutionFailed")) == (1, 1, 0)
+    assert "No step for 60 s (spec.hang.stepSeconds)" in condition_message(world, "Progressing")
+    complete_takeover(world, 1 - hung, 2)
+    assert (world.status.execution, world.status.restarts) == (1, 1)
+    world.finish_all()
+    world.settle()
+    assert (world.status.state, world.status.execution) == ("Complete", 1)
+
+
+def test_replaced_pod_of_a_hung_rank_is_ended_and_can_commit_nothing() -> None:
+    world = with_spares(spec__hang=HANG)
+    hung, others = pod_at(world, 1), [pod_at(world, 0), pod_at(world, 2)]
+    hang(world, 1)
+    assert hung["metadata"]["deletionGracePeriodSeconds"] == STOP_SECONDS
+    assert all("deletionTimestamp" not in pod["metadata"] for pod in others)
+    assert world.status.spares is not None
+    world.meet(others[0], world.status.spares)
+    with pytest.raises(TrainingError, match="these ranks are from before"):
+        hung["fence"].check()
+
+
+def test_hang_clocks_of_new_members_start_from_zero() -> None:
+    """Reports from before the takeover show the same hang, for pods that have yet to learn of it."""
+    world = with_spares(spec__hang=HANG)
+    hang(world, 1)
+    for _ in range(4):
+        world.tick(5)
+        world.report(pod_at(world, 0), 12, "waiting")
+        report_lost_peer_at(world, 2, restarts=2)
+        world.settle()
+        assert (world.status.execution, world.status.restarts) == (1, 1)
+    complete_takeover(world, 0, 2)
+    world.tick(59)
+    for index in (0, 2):
+        world.report(pod_at(world, index), 13, "waiting")
+    world.settle()
+    assert (world.status.execution, world.status.restarts) == (1, 1)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_new_execution_starts_if_told_pods_do_not_join_their_new_peer(follows: bool) -> None:
+    """A pod may not learn of the takeover, for instance if its disk is full. Its new peer may be gone by then."""
+    world = with_spares(spec__hang=HANG)
+    hang(world, 1)
+    if not follows:
+        world.vanish(pod_at(world, 2))
+    for _ in range(40):
+        world.tick(10)
+        world.report(pod_at(world, 0), 12, "waiting")
+        if follows:
+            report_lost_peer_at(world, 2, restarts=2)
+        world.settle()
+        if world.status.execution > 1:
+            break
+    assert (world.status.execution, world.status.restarts) == (2, 2)
+    assert {fault.reason for fault in world.status.faults} == {"StepStalled", "StartStalled"}
+    if follows:
+        assert "rank 0 on pod" in condition_message(world, "Progressing")
+        assert "has not joined its new peers" in condition_message(world, "Progressing")
+
+
+def test_new_execution_starts_after_a_hang_without_a_suspect() -> None:
+    world = with_spares(spec__hang=HANG)
+    hang(world, 7)
+    assert (membership(world), world.status.execution) == (None, 2), "all ranks wait"
+
+
+def test_new_execution_starts_after_a_hang_of_more_silent_pods_than_spares() -> None:
+    """Silent pods cannot be told to restart their ranks, so each of them needs a spare pod."""
+    for spares, expected in ((1, (2, {})), (2, (1, {0: 3, 2: 4}))):
+        world = with_spares(spares=spares, workers=3, spec__hang=HANG)
+        for pod in world.alive():
+            world.report(pod, 12, ranks=0 if world.worker_of(pod) is None else 1)
+        hang(world, 7, silent=(0, 2))
+        assert (world.status.execution, takeovers(world)) == expected
+
+
+@pytest.mark.parametrize(("action", "state", "faults"), [("Fail", "Failed", 0), ("Report", "Training", 0)])
+def test_hang_action_decides_before_spares(action: str, state: str, faults: int) -> None:
+    world = with_spares(spec__hang=HANG | {"action": action})
+    hang(world, 1)
+    assert (membership(world), world.status.state, len(world.status.faults)) == (None, state, faults)
+
+
+def test_hang_beside_a_pod_without_memory_starts_a_new_execution() -> None:
+    world = with_spares(spares=2, workers=3, spec__hang=HANG)
+    world.finish(pod_at(world, 2), "OutOfMemory", peer_lost=False)
+    hang(world, 1)
+    world.control()
+    world.settle()
+    assert (membership(world), world.status.execution) == (None, 2)
+
+
+def test_hang_after_the_last_restart_fails_the_job_despite_a_spare() -> None:
+    world = with_spares(spec__hang=HANG, spec__restart={"maxRestarts": 0})
+    hang(world, 1)
+    assert (membership(world), world.status.state) == (None, "Failed")
+
+
+def test_held_job_uses_no_spare_for_a_hang() -> None:
+    world = with_spares(spec__hang=HANG)
+    world.hold("sim-real-e1")
+    hang(world, 1)
+    assert (membership(world), world.status.execution) == (None, 1), "its pods save and end"

@@ -28,7 +28,13 @@ from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, is_true
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.support.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.lifecycle.support.initial_states import (
+    BAD_ENDS,
+    HANG,
+    Beginning,
+    beginnings,
+    beginnings_with_losses,
+)
 from tests.unit.operator.support.watched import Watches
 from tests.unit.operator.support.world import SETTINGS, World, make_job
 
@@ -60,7 +66,10 @@ class Life(RuleBasedStateMachine):
         for _ in range(beginning.stages):
             self.a_stage_is_done()
         for end in beginning.losses:
-            self.a_worker_is_lost_and_the_others_wait(end, 0, meet=True)
+            if end is HANG:
+                self.a_rank_hangs(0, meet=True)
+            else:
+                self.a_worker_is_lost_and_the_others_wait(end, 0, meet=True)
         for trouble in beginning.troubles:
             self.a_trouble_comes_and_passes(trouble)
         self.world.limit_nodes(beginning.nodes)
@@ -233,10 +242,31 @@ class Life(RuleBasedStateMachine):
         for pod in world.living_workers():
             world.lose_peer(pod)
         world.settle()
-        if meet and (spares := world.status.spares) is not None:
-            for pod in world.living_workers():
-                world.meet(pod, spares)
-            world.carry_out(world.plan())
+        if meet:
+            self._members_meet()
+
+    def _members_meet(self) -> None:
+        if (spares := self.world.status.spares) is not None:
+            for pod in self.world.living_workers():
+                self.world.meet(pod, spares)
+            self.world.carry_out(self.world.plan())
+
+    @rule(hung=st.integers(0, 1), meet=st.booleans())
+    def a_rank_hangs(self, hung: int, meet: bool) -> None:
+        """All pods report, and the others wait for the rank that computes."""
+        self.work_goes_on()
+        world, before = self.world, self.world.status
+        for seconds in (130, 0):
+            for pod in world.alive():
+                worker = world.worker_of(pod)
+                activity: Activity = "computing" if worker == hung else "waiting"
+                world.report(pod, 1, activity, ranks=0 if worker is None else 1)
+            world.tick(seconds)
+        world.settle()
+        if world.status.execution == before.execution and world.status.spares != before.spares:
+            STORIES["HangReplaced"] += 1
+        if meet:
+            self._members_meet()
 
     @precondition(lambda self: self.world.alive())
     @rule(activity=st.sampled_from(["computing", "starting"]), seconds=st.sampled_from([130, 301]))
@@ -444,7 +474,7 @@ def test_every_life_ends_well() -> None:
 
 def test_every_life_that_began_with_lost_workers_ends_well() -> None:
     _live(LifeWithLosses, 0.2)
-    assert all(STORIES[story] for story in ("SpareTookOver", "Completed")), STORIES
+    assert all(STORIES[story] for story in ("SpareTookOver", "HangReplaced", "Completed")), STORIES
 
 
 def test_every_life_ends_well_whatever_the_watches_are_late_with() -> None:

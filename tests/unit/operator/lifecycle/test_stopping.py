@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
-from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
+from pseudoreal_operator.lifecycle.clocks import ORIGIN_SECONDS, STOP_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare

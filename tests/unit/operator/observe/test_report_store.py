@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
+from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
     PROGRESS_SECONDS,
     REQUEUES_PER_SECOND,
@@ -119,6 +119,25 @@ def test_restarts_in_place_are_the_most_of_all_pods_that_report(
     now = second + later
     expected = max((number for number, last in newest.values() if now - last <= 20), default=0)
     assert report_store.restarts_in_place(REPORTER, after(now)) == expected
+
+
+def test_time_of_the_first_word_of_a_membership_is_kept_until_the_pod_begins_it(report_store: ReportStore) -> None:
+    woken: list[float] = []
+
+    def told(report: PodReport, restart: int, seconds: float) -> tuple[int, datetime] | None:
+        members = {EXECUTION: Membership(restart=restart, own_restarts=1, takeovers=[])}
+        report_store.follow(JOB, frozenset(), members=members)
+        report_store.store(REPORTER, report, after(seconds))
+        report_store.follow(JOB, frozenset(), woken.append, members)
+        assert report_store.answer(REPORTER, after(seconds)).membership == members[EXECUTION]
+        (last_report,) = report_store.of_job(JOB, {EXECUTION})
+        return last_report.told_membership
+
+    assert told(report_at(5), 2, 0) == (2, after(0))
+    assert told(report_at(5), 2, 5) == (2, after(0))
+    assert told(report_at(5), 4, 10) == (4, after(10))
+    assert woken == [PROGRESS_SECONDS] * 2, "a pass takes up the clock"
+    assert told(PodReport(in_place=InPlace(restarts=4, peer_lost=True, message="met")), 4, 15) is None
 
 
 def test_restart_in_place_requeues_the_job_soon() -> None:

@@ -26,10 +26,10 @@ from pseudoreal_api.status.status import PseudoRealJobStatus, Spares
 from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, InPlace, Outcome, TerminationMessage
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.clocks import STOP_SECONDS
 from pseudoreal_operator.lifecycle.plan import Plan, plan
-from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report, with_told
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import (
@@ -149,13 +149,15 @@ class World:
     def report(
         self, pod: Json, step: int, activity: Activity = "computing", in_place: InPlace | None = None, ranks: int = 1
     ) -> None:
-        """Deliver a report of a pod to the operator."""
-        read = read_pod(pod)
-        sign = RankReport(rank=read.index, activity=activity, seconds=0, step=step)
+        """Deliver a report of a pod to the operator, which answers with the membership in the status."""
+        read, worker = read_pod(pod), self.worker_of(pod)
+        sign = RankReport(rank=read.index if worker is None else worker, activity=activity, seconds=0, step=step)
         known = self.reports.get(read.name)
         reporter = ReportingPod(("default", UID), read.execution, read.index, read.name)
         report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
         self.reports[read.name] = merge_report(known, reporter, report, self.now)
+        if (membership := memberships(self.status).get(read.execution)) is not None:
+            self.reports[read.name] = with_told(self.reports[read.name], membership.restart, self.now)
 
     def plan(self) -> Plan:
         return self.watches.plan() if self.watches else plan(self.observe(), self.now, SETTINGS)
@@ -233,7 +235,10 @@ class World:
 
     def _is_doomed(self, pod: Json) -> bool:
         """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
-        hang; or only the pod's proxy is left, and the status has moved on."""
+        hang; or a spare pod has replaced the pod; or only its proxy is left, and the status has moved on."""
+        read = read_pod(pod)
+        if self.worker_of(pod) is None and read.index < read.workers:
+            return True  # a spare pod has replaced it
         if not _trainer_lives(pod):
             return "proxy" in pod and self._has_outcome_in_status(read_pod(pod).execution, pod)
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]

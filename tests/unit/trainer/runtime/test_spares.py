@@ -1,5 +1,6 @@
 """A spare pod takes over for a lost worker: real processes on loopback; the test plays the operator."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_a_pod_whose_place_was_taken_ends_and_commits_nothing(
         alive = [pods[0], pods[SPARE]]
         assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
     assert last_files(config) == whole
+
+
+@pytest.mark.long
+def test_a_spare_replaces_a_pod_whose_rank_hangs_and_training_continues_with_the_same_bits(
+    trio: Pair, whole: dict[str, str], tmp_path: Path
+) -> None:
+    """The rank of pod 1 stands still, and the other rank waits in a collective until the operator's word comes."""
+    config = trio()
+    with serving(tmp_path) as server, training(config, tmp_path / "pods", server, program=PROGRAM) as pods:
+        os.kill(rank_that_trains(pods[1]), signal.SIGSTOP)
+        server.wait_for(lambda: _hangs(server.newest.get("pod-1")))
+        taken = Takeover(worker=1, pod=SPARE)
+        server.membership = Membership(restart=2, own_restarts=1, takeovers=[taken])
+        assert pods[1].wait() == ExitCode.FAILED, pods[1].said()
+        alive = [pods[0], pods[SPARE]]
+        assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
+    assert last_files(config) == whole
+
+
+def _hangs(report: PodReport | None) -> bool:
+    return report is not None and any(rank.process == "T" for rank in report.ranks)
 
 
 def test_a_spare_pod_that_is_asked_to_stop_ends(trio: Pair, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed", "exit_code": 139},
     {"outcome": "Failed", "exit_code": 137, "reason": "OOMKilled"},
 ]
+HANG: dict[str, Any] = {"hang": True}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Beginning:
     spec: dict[str, Any]
     stages: int
     losses: list[dict[str, Any] | None]
+    """Ends of workers' pods; None: a disruption; HANG: the worker's rank hangs."""
     troubles: list[str]
     nodes: int | None
     proxies: bool = False
@@ -88,7 +90,7 @@ def beginnings_with_losses() -> st.SearchStrategy[Beginning]:
         Beginning,
         spec=specs(least_spares=1),
         stages=st.just(_TO_SPARES),
-        losses=st.lists(st.sampled_from([None, *BAD_ENDS]), min_size=1, max_size=2),
+        losses=st.lists(st.sampled_from([None, *BAD_ENDS, HANG]), min_size=1, max_size=2),
         troubles=st.lists(st.just("failure"), max_size=1),
         nodes=st.sampled_from([None, 2, 3]),
         proxies=st.booleans(),
