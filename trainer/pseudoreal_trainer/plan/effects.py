@@ -343,10 +343,11 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
         holders = layout.holders(unit)
         size = 2 * (holders - 1) * shard // holders
         summed = [Transfer("collective", size, _holders(layout, unit), "all_reduce")]
+    kept = sizes.shard(layout, unit) * sizes.gradient_bytes
     return [
         *summed,
-        Transfer("d2h", shard if home != "Device" else 0),
-        Transfer("disk_write", shard if home == "Disk" and layout.keeps_gradients else 0),
+        Transfer("d2h", kept if home != "Device" else 0),
+        Transfer("disk_write", kept if home == "Disk" and layout.keeps_gradients else 0),
     ]
 
 
@@ -366,7 +367,7 @@ def _holders(layout: Layout, unit: int) -> Group:
 
 def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
     shard = sizes.shard(layout, unit)
-    gradient = sizes.master_bytes if layout.keeps_gradients else 0
+    gradient = sizes.gradient_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
     of_muon, of_adamw, two_vectors = 0, shard, 2 * sizes.master_bytes
     if sizes.uses_muon:
