@@ -96,11 +96,10 @@ class Resource(StrEnum):
     COLLECTIVE = "collective"
     EXPERTS = "exchange"
     MESSAGES = "message"
+    REDUCTION = "reduction"
+    """The reduction thread, which ends reductions and agreements in plan order."""
     UPDATE = "update"
-    """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order; only
-    the reduction thread if updates may be speculative."""
-    OPTIMIZER = "optimizer"
-    """The update thread alone, if updates may be speculative."""
+    """The update thread, which updates units in plan order."""
 
 
 CARRIED: dict[Resource, tuple[Traffic, ...]] = {
@@ -111,8 +110,8 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.COLLECTIVE: ("collective", "replicas"),
     Resource.EXPERTS: ("experts",),
     Resource.MESSAGES: ("pipeline",),
-    Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
-    Resource.OPTIMIZER: ("disk_read", "disk_write"),
+    Resource.REDUCTION: ("d2h", "disk_write"),
+    Resource.UPDATE: ("disk_read", "disk_write"),
 }
 """Resource -> kinds of traffic that the resource carries."""
 
@@ -163,17 +162,15 @@ def effects_of(layout: Layout, record: Record) -> Effects:
         case Unstash():
             return Effects((Resource.COPY_IN,))
         case Reduce(unit):
-            resources = (Resource.COLLECTIVE, Resource.UPDATE)
+            resources = (Resource.COLLECTIVE, Resource.REDUCTION)
             return Effects(resources, frees=(unit,), partners=_users_of_common(layout, unit))
         case Agree():
-            return Effects((Resource.UPDATE,), partners=tuple(range(layout.pipeline)))
+            return Effects((Resource.REDUCTION,), partners=tuple(range(layout.pipeline)))
         case Speculate(unit):
-            return Effects((Resource.OPTIMIZER,), after=(Reduce(unit),))
-        case Update(unit) if layout.has_speculation:
+            return Effects((Resource.UPDATE,), after=(Reduce(unit),))
+        case Update(unit):
             early = (Speculate(unit),) if layout.is_speculative(unit) else ()
-            return Effects((Resource.OPTIMIZER,), after=(Agree(), *early))
-        case Update():
-            return Effects((Resource.UPDATE,))
+            return Effects((Resource.UPDATE,), after=(Agree(), Reduce(unit), *early))
         case Drop() | Receive() | Measure():
             return Effects()
         case _:
