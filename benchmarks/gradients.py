@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
             wide, rounded = ([final_loss(dtype, seed, beta2) for seed in _SEEDS] for dtype in _ARMS)
             pairs = [a - b for a, b in zip(rounded, wide, strict=True)]
             error = stdev(pairs) / len(pairs) ** 0.5
-            print(f"beta2 {beta2}: loss {mean(wide):.4f}, bfloat16 {mean(pairs):+.4f} nats, standard error {error:.4f}")
+            print(f"beta2 {beta2}: loss {mean(wide):.4f}, bfloat16 {mean(pairs):+.6f} nats, standard error {error:.6f}")
 
 
 if __name__ == "__main__":
