@@ -27,13 +27,14 @@ _BETAS2 = ("0.95", "0.999")
 def seconds_per_element(threads: int, scale: float) -> list[float]:
     """Return the median seconds of an update with this clip factor, per element, for each dtype of the gradient."""
     torch.set_num_threads(threads)
-    optimizer, vectors = AdamW(), [torch.rand(_ELEMENTS) for _ in range(3)]
+    optimizer, (weights, first, second) = AdamW(), (torch.rand(_ELEMENTS) for _ in range(3))
     compute, ranges = torch.empty(_ELEMENTS, dtype=torch.bfloat16), (UpdateRange(0, _ELEMENTS, decay=0.1),)
     gradients, found = [torch.rand(_ELEMENTS).to(dtype) for dtype in _ARMS], [list[float]() for _ in _ARMS]
     for turn in range(_ROUNDS + 1):
         for gradient, seconds in zip(gradients, found, strict=True):
+            slices = Slices(weights, first, second, gradient, compute, ranges)
             begin = time.perf_counter()
-            optimizer.update(Optimizer(), Slices(*vectors, gradient, compute, ranges), turn, 1e-3, scale)
+            optimizer.update(Optimizer(), slices, turn, 1e-3, scale)
             seconds.append(time.perf_counter() - begin)
     return [median(seconds[1:]) / _ELEMENTS for seconds in found]
 
@@ -57,10 +58,11 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     if "seconds" not in arguments:
         for beta2 in _BETAS2:
-            wide, rounded = ([final_loss(dtype, seed, beta2) for seed in _SEEDS] for dtype in _ARMS)
-            pairs = [a - b for a, b in zip(rounded, wide, strict=True)]
+            losses = {dtype: [final_loss(dtype, seed, beta2) for seed in _SEEDS] for dtype in _ARMS}
+            pairs = [a - b for a, b in zip(losses[torch.bfloat16], losses[torch.float32], strict=True)]
             error = stdev(pairs) / len(pairs) ** 0.5
-            print(f"beta2 {beta2}: loss {mean(wide):.4f}, bfloat16 {mean(pairs):+.6f} nats, standard error {error:.6f}")
+            usual = mean(losses[torch.float32])
+            print(f"beta2 {beta2}: loss {usual:.4f}, bfloat16 {mean(pairs):+.6f} nats, standard error {error:.6f}")
 
 
 if __name__ == "__main__":

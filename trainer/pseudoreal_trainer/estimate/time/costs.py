@@ -154,8 +154,9 @@ class MeasuredCosts:
             return self._speeds.agree_seconds
         loads = self.loads(record)
         # The norm of a reduced gradient is computed before the gradient is copied to its home.
-        is_reduced = isinstance(record, Reduce) and resource is Resource.REDUCTION
-        first = self._norm_and_rounding(record.unit) if is_reduced else 0.0
+        first = 0.0
+        if isinstance(record, Reduce) and resource is Resource.REDUCTION:
+            first = self._norm_and_rounding(record.unit)
         carried = sum((loads.get(traffic, 0.0) for traffic in CARRIED[resource]), first)
         # The chunks of an update are pipelined: one is updated while others are read and written.
         return max(loads.get("optimizer", 0.0), carried)

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine.races.support.machine import COPIES, Call, engine_frame
+from tests.unit.trainer.engine.races.support.machine import COPIES, Call
 from tests.unit.trainer.engine.races.support.recording import RecordingMachine
 from tests.unit.trainer.engine.races.support.scenario import TrainedCase, run
 from tests.unit.trainer.engine.races.support.scenarios import SCENARIOS
+from tests.unit.trainer.engine.races.support.sites import engine_frame
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.cases import Case
 

@@ -8,11 +8,12 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
-from pseudoreal_trainer.engine.state.disk import PUT_ELEMENTS, Staging, open_disk_states
+from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.gradient_rounding import GradientRounding
 from pseudoreal_trainer.engine.state.memory import AdamW, Shard, Slices
 from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
+from pseudoreal_trainer.plan.memory.pinned_arena import PUT_ELEMENTS
 from pseudoreal_trainer.plan.sizes import rounded_elements
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
