@@ -9,7 +9,7 @@ Backward(u, m), every m
 Reduce(u)
   launch the sum within
   the replica ------------>  wait for it; sum across replicas
-                             record |g|^2 of this rank's part
+                             round this rank's part, record |g|^2
                              wait for `after` <-------------------  an older update frees its memory
                              copy g to u's home, free the buffer
 (Speculate(u)) ---------------------------------------------------> wait for Reduce(u), copy u, AdamW(u)

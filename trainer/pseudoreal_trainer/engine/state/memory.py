@@ -5,7 +5,8 @@ vector, and the vector did not fit in the cache, the kernels would move 42 bytes
 unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
 fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
 read and written (24), the copy written (2). Moments in bfloat16 make it 22, in blocks of 8-bit floats 18. They are
-widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`).
+widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`). A gradient in bfloat16
+takes 2 bytes less, and is widened in the same way.
 """
 
 from abc import ABC, abstractmethod
