@@ -26,6 +26,7 @@ def final_loss(
     seed: int,
     validated: int,
     moments: torch.dtype = torch.float32,
+    gradients: torch.dtype = torch.float32,
 ) -> float:
     """Return the validation loss after the last step, in nats per byte.
 
@@ -46,7 +47,9 @@ def final_loss(
     work, ranks = Work(model, seed, batches, 1, recompute=False), Ranks(0, 1, torch.device("cpu"))
     layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
     with TemporaryDirectory() as folder:
-        engine = make_engine(work, ranks, layout, Path(folder), moments=moments, optimizer=optimizer)
+        engine = make_engine(
+            work, ranks, layout, Path(folder), moments=moments, optimizer=optimizer, gradients=gradients
+        )
         for step, batch in enumerate(batches):
             engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate(step), stop=False), step)
         engine.state.wait_for_updates()

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 _COLOURS = {"Forward": "#6baed6", "Backward": "#fdae6b", "Fetch": "#74c476", "Reduce": "#9e9ac8", "Update": "#e377c2"}
 _OTHER = "#969696"
-_ORDER = ("compute", "copy in", "copy out", "disk", "collective", "exchange", "message", "update", "optimizer")
+_ORDER = ("compute", "copy in", "copy out", "disk", "collective", "exchange", "message", "reduction", "update")
 
 
 def draw(trace: dict[str, Any], path: Path) -> None:

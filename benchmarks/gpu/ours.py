@@ -48,6 +48,7 @@ class Ours:
             master=torch.float32,
             compute=torch.bfloat16,
             moments=torch.float32,
+            gradients=torch.float32,
             compiled=False,
             offload_directory=folder,
             seed=0,

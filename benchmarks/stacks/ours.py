@@ -69,6 +69,7 @@ def make_engine(
     compute: torch.dtype = torch.float32,
     moments: torch.dtype = torch.float32,
     optimizer: Optimizer | None = None,
+    gradients: torch.dtype = torch.float32,
 ) -> Engine:
     """Return an engine with one block per layer, like the other stacks, and with their optimizer if none is given."""
     layers = work.model.layers
@@ -82,6 +83,7 @@ def make_engine(
         master=torch.float32,
         compute=compute,
         moments=moments,
+        gradients=gradients,
         compiled=False,
         offload_directory=folder,
         seed=work.seed,

@@ -102,14 +102,16 @@ class Routers:
         tokens = torch.cat([logits.flatten(0, 1) for _, logits in passes])
         return passes[0][0], tokens.unflatten(0, (-1, self._sequence))
 
-    def balance(self) -> None:
-        """Update the balancing biases by the step's tokens, summed over the layers of each block."""
+    def balance(self, *, rounds: bool = False) -> None:
+        """Update the balancing biases by the step's tokens, summed over the layers of each block. `rounds`: whether the
+        change is rounded to bfloat16, as gradients may be."""
         for block, bias in self._biases.items():
             assert self._top_k is not None
             layers = [counts for used, counts in zip(self._blocks, self.counts, strict=True) if used == block]
             tokens = sum(layers, start=torch.zeros_like(layers[0])).double()
             change = float(self._top_k.bias_update_rate or 0) * torch.sign(tokens.mean() - tokens)
-            bias.data += change - change.mean()
+            change = change - change.mean()
+            bias.data += change.to(torch.bfloat16).double() if rounds else change
 
 
 def _biases(model: Transformer) -> Iterator[tuple[int, Tensor]]:

@@ -8,6 +8,7 @@ from pseudoreal_api.base import SET, ApiModel, DecimalString, list_map
 from pseudoreal_api.wire.contract import Since
 
 ClippingMode = Literal["Global", "PerUnit", "None"]
+GradientFormat = Literal["Master", "BFloat16"]
 MomentFormat = Literal["Master", "BFloat16", "Float8"]
 MOMENT_BLOCK = 16
 """Number of elements of a block of moments with the format Float8."""
@@ -143,6 +144,12 @@ class Precision(ApiModel):
         "bfloat16",
         description="compute is the number format of the forward and backward pass. Master weights are float32"
         " (float64 with float64, which exists for exact comparisons).",
+    )
+    gradients: Annotated[GradientFormat, Since(4)] = Field(
+        "Master",
+        description="gradients is the format of summed gradients. Master: that of master weights. BFloat16: rounded to"
+        " the nearest, before the norm and the update, alike in every layout; half of the bytes from the device to the"
+        " home, and in the home if that is not the device.",
     )
     kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
         "Fastest", description="kernels of GPUs. Deterministic: with the same bits in each run of a layout; slower."

@@ -22,6 +22,8 @@ class Blueprint:
     compute: torch.dtype
     moments: torch.dtype
     """Dtype of stored moments: the master dtype, bfloat16, or `blocks.BLOCKS`."""
+    gradients: torch.dtype
+    """Dtype to which summed gradients are rounded: the master dtype, or bfloat16."""
     compiled: bool
     offload_directory: Path
     seed: int

@@ -46,6 +46,7 @@ class Engine:
             master=blueprint.master,
             compute=blueprint.compute,
             moments=blueprint.moments,
+            gradients=blueprint.gradients,
             seed=blueprint.seed,
             folder=blueprint.offload_directory,
             enter_thread=streams.enter_thread,

@@ -9,7 +9,7 @@ Backward(u, m), every m
 Reduce(u)
   launch the sum within
   the replica ------------>  wait for it; sum across replicas
-                             record |g|^2 of this rank's part
+                             round this rank's part, record |g|^2
                              wait for `after` <-------------------  an older update frees its memory
                              copy g to u's home, free the buffer
 (Speculate(u)) ---------------------------------------------------> wait for Reduce(u), copy u, AdamW(u)
@@ -178,10 +178,10 @@ class Gradients:
         if self._layout.shards(unit) == 1:
             self._trace.count_bytes("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
             return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
-        # Sum directly into the memory in which the gradient stays, if this memory is on the device; otherwise into a
-        # new vector.
+        # Sum directly into the memory in which the gradient stays, if this memory is on the device and in the master
+        # dtype; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
-        if result is None or result.device != flat.device:
+        if result is None or result.device != flat.device or result.dtype != flat.dtype:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
         # In place: the rest of this rank's own gradient is not needed any more.
         inter_slice = None if groups.inter is None else groups.inter_slice(flat)
@@ -321,6 +321,7 @@ class ReductionThread:
                 with self._streams.on(Stream.REDUCTION):
                     self._finish_sum(record, pending)
                     self._record_square(record.unit, pending.result)
+                    gradient = self._in_dtype_of_home(record.unit, pending.result)
                     reduced = self._streams.record_event()
                 # Wait for AdamW after the collectives of this sum: a wait before the collectives would make other ranks
                 # wait, too.
@@ -328,9 +329,9 @@ class ReductionThread:
                     after.result()
                 with self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
                     self._streams.wait_event(reduced)
-                    state.keep_gradient(pending.result)
+                    state.keep_gradient(gradient)
                     if not on_device:
-                        self._trace.count_bytes("d2h", pending.result.nbytes)
+                        self._trace.count_bytes("d2h", gradient.nbytes)
                     # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                     synchronize(self._streams.record_event())
         finally:
@@ -355,15 +356,24 @@ class ReductionThread:
         self._trace.count_bytes("replicas", inter_slice.nbytes - result.nbytes)
 
     def _record_square(self, unit: int, gradient: Tensor) -> None:
-        """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
+        """Round this rank's part of a gradient that is summed over all ranks, [length], and record its square.
 
         Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
         the norm.
         """
         balancing = self._store.states[unit].shard.balancing
-        self._squares[unit] = square_of(gradient[: balancing.start])
         if len(bias := gradient[balancing]):
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
+        if self._store.gradient_rounding is not None:
+            self._store.gradient_rounding.round(gradient)
+        self._squares[unit] = square_of(gradient[: balancing.start])
+
+    def _in_dtype_of_home(self, unit: int, gradient: Tensor) -> Tensor:
+        """Return the gradient, [length], in the dtype in which the home keeps it."""
+        if self._store.states[unit].shard.gradient == gradient.dtype:
+            return gradient
+        assert self._store.gradient_rounding is not None, "homes keep gradients as they are rounded"
+        return self._store.gradient_rounding.pack(gradient)
 
     def _agree(
         self, record: Agree, losses: Losses | None, statistics: Tensor, computed: Event, requested: tuple[bool, bool]

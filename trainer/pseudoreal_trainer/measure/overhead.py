@@ -73,6 +73,7 @@ def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> 
         master=torch.float32,
         compute=torch.float32,
         moments=torch.float32,
+        gradients=torch.float32,
         seed=0,
         compiled=False,
         offload_directory=folder,

@@ -96,11 +96,10 @@ class Resource(StrEnum):
     COLLECTIVE = "collective"
     EXPERTS = "exchange"
     MESSAGES = "message"
+    REDUCTION = "reduction"
+    """The reduction thread, which ends reductions and agreements in plan order."""
     UPDATE = "update"
-    """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order; only
-    the reduction thread if updates may be speculative."""
-    OPTIMIZER = "optimizer"
-    """The update thread alone, if updates may be speculative."""
+    """The update thread, which updates units in plan order."""
 
 
 CARRIED: dict[Resource, tuple[Traffic, ...]] = {
@@ -111,8 +110,8 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.COLLECTIVE: ("collective", "replicas"),
     Resource.EXPERTS: ("experts",),
     Resource.MESSAGES: ("pipeline",),
-    Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
-    Resource.OPTIMIZER: ("disk_read", "disk_write"),
+    Resource.REDUCTION: ("d2h", "disk_write"),
+    Resource.UPDATE: ("disk_read", "disk_write"),
 }
 """Resource -> kinds of traffic that the resource carries."""
 
@@ -163,17 +162,15 @@ def effects_of(layout: Layout, record: Record) -> Effects:
         case Unstash():
             return Effects((Resource.COPY_IN,))
         case Reduce(unit):
-            resources = (Resource.COLLECTIVE, Resource.UPDATE)
+            resources = (Resource.COLLECTIVE, Resource.REDUCTION)
             return Effects(resources, frees=(unit,), partners=_users_of_common(layout, unit))
         case Agree():
-            return Effects((Resource.UPDATE,), partners=tuple(range(layout.pipeline)))
+            return Effects((Resource.REDUCTION,), partners=tuple(range(layout.pipeline)))
         case Speculate(unit):
-            return Effects((Resource.OPTIMIZER,), after=(Reduce(unit),))
-        case Update(unit) if layout.has_speculation:
+            return Effects((Resource.UPDATE,), after=(Reduce(unit),))
+        case Update(unit):
             early = (Speculate(unit),) if layout.is_speculative(unit) else ()
-            return Effects((Resource.OPTIMIZER,), after=(Agree(), *early))
-        case Update():
-            return Effects((Resource.UPDATE,))
+            return Effects((Resource.UPDATE,), after=(Agree(), Reduce(unit), *early))
         case Drop() | Receive() | Measure():
             return Effects()
         case _:
@@ -343,10 +340,11 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
         holders = layout.holders(unit)
         size = 2 * (holders - 1) * shard // holders
         summed = [Transfer("collective", size, _holders(layout, unit), "all_reduce")]
+    kept = sizes.shard(layout, unit) * sizes.gradient_bytes
     return [
         *summed,
-        Transfer("d2h", shard if home != "Device" else 0),
-        Transfer("disk_write", shard if home == "Disk" and layout.keeps_gradients else 0),
+        Transfer("d2h", kept if home != "Device" else 0),
+        Transfer("disk_write", kept if home == "Disk" and layout.keeps_gradients else 0),
     ]
 
 
@@ -366,7 +364,7 @@ def _holders(layout: Layout, unit: int) -> Group:
 
 def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
     shard = sizes.shard(layout, unit)
-    gradient = sizes.master_bytes if layout.keeps_gradients else 0
+    gradient = sizes.gradient_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
     of_muon, of_adamw, two_vectors = 0, shard, 2 * sizes.master_bytes
     if sizes.uses_muon:

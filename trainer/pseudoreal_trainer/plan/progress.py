@@ -73,7 +73,7 @@ def _advance_main_threads(layout: Layout, ranks: list[_Rank], sent: set[_Message
                 sent.add(("layer", record.position, 0))
             elif isinstance(record, Fetch):
                 sent.add(("gather", record.unit, rank))
-            if Resource.UPDATE in effects_of(layout, record).resources:
+            if Resource.REDUCTION in effects_of(layout, record).resources:
                 state.reduction.append(record)
         yield len(state.main) < before
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import MOMENT_BLOCK as BLOCK
-from pseudoreal_api.spec.optimizer import MomentFormat
+from pseudoreal_api.spec.optimizer import GradientFormat, MomentFormat
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
@@ -21,6 +21,9 @@ MOMENTS = 2
 BASE_BYTES = 1
 """Bytes of a block of moments besides one for each element."""
 _BFLOAT16_BYTES = 2
+
+_ROUNDED_GRADIENT: dict[Device, int] = {"cpu": 1 << 18, "accelerator": 1 << 21}
+"""Number of elements of a gradient that are rounded at a time: on the CPU few enough to stay in a core's cache."""
 
 _LOGIT_SHARE = 64
 """The logits of a chunk of the loss take at most the 64th part of a GPU's memory. Three to six tensors of this size
@@ -44,7 +47,8 @@ class Sizes:
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
-    """Bytes of an element of a master weight or a gradient, and of a moment with the format Master."""
+    """Bytes of an element of a master weight or a gradient, and of a moment with the format Master; see also
+    `gradient_bytes`."""
     micro_batch: int
     """Number of sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
@@ -59,6 +63,8 @@ class Sizes:
     """True if tokens attend only within their document."""
     moments: MomentFormat = "Master"
     """Format in which moments are kept."""
+    gradients: GradientFormat = "Master"
+    """Format to which summed gradients are rounded."""
     uses_muon: bool = False
     """True if Muon updates the matrices of attention, feed-forward parts and experts."""
 
@@ -69,6 +75,16 @@ class Sizes:
     def omitted_state_bytes(self, unit: int) -> int:
         """Return the bytes that the unit's state lacks, because matrices of Muon have no second moment."""
         return self.moment_bytes(self.without_second_moment(unit))
+
+    @property
+    def rounds_gradients(self) -> bool:
+        """True if summed gradients are rounded."""
+        return self.gradients != "Master"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a summed gradient on its way to a home other than the device, and there."""
+        return _BFLOAT16_BYTES if self.rounds_gradients else self.master_bytes
 
     @property
     def rounds_moments(self) -> bool:
@@ -209,6 +225,11 @@ class Sizes:
 
 
 assert VECTOR % BLOCK == 0, "shards and pieces are cut between blocks of moments"
+
+
+def rounded_elements(longest: int, device: Device) -> int:
+    """Return the number of elements of the scratch memory for rounding gradients of at most `longest` elements."""
+    return min(longest, _ROUNDED_GRADIENT[device])
 
 
 def blocks_of(elements: int) -> int:

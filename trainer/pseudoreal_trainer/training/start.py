@@ -159,6 +159,7 @@ def open_engine(
         units=units_of(config.model, config.sharing),
         master=master,
         moments=moment_dtype(config.optimizer.moments, master),
+        gradients=torch.bfloat16 if config.precision.gradients == "BFloat16" else master,
         seed=config.data.seed,
         compute=_DTYPES[config.precision.compute],
         compiled=uses_compiler(config, ranks),

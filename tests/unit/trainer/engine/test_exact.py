@@ -133,6 +133,8 @@ ROUNDED = [
     *each(precision="float32", moments="BFloat16", experts=6, prototypes=2, expert_groups=[2, 3], homes="Dh", window=1),
 ]
 """Moments in bfloat16."""
+ROUNDED_GRADIENTS = [replace(case, moments="Master", gradients="BFloat16") for case in DEPTH.of(ROUNDED[::3], ROUNDED)]
+"""Gradients in bfloat16."""
 IN_BLOCKS = [replace(case, moments="Float8", drawn=WIDE) for case in DEPTH.of(ROUNDED[::3], ROUNDED)]
 SHARED_EXPERTS = [
     *each(part="Experts", experts=4, blocks=1, homes=["d", "hD"], window=1),
@@ -158,8 +160,16 @@ ROUNDED_EXPERTS += [
     Case(moments="Float8", drawn=WIDE, tied=True, pipeline=2, blocks=1, homes="hD", clipping="PerUnit"),
 ]
 """In float64 the order of sums changes no rounding, unless a value is within 1e-9 of a bound."""
-CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS, *ROUNDED_EXPERTS]
-want([*CLOSE, *BITWISE, *ROUNDED, *IN_BLOCKS])
+ROUNDED_AND_CLIPPED = [
+    *each(gradients="BFloat16", homes="dhD", clipping=["Global", "PerUnit"], sharding=SHARDINGS, data=2),
+    Case(gradients="BFloat16", homes="dhD", clipping="Global", pipeline=2, blocks=1),
+    Case(gradients="BFloat16", moments="BFloat16", homes="hD", data=4, replicas=2, sharding="Full", clipping="Global"),
+    *each(gradients="BFloat16", homes=["d", "h", "D"], algorithm="Muon", clipping="Global"),
+    Case(gradients="BFloat16", data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, homes="hD", clipping="Global"),
+]
+"""Gradients in bfloat16, whose norm clips them. As with moments, the order of sums changes no rounding in float64."""
+CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS, *ROUNDED_EXPERTS, *ROUNDED_AND_CLIPPED]
+want([*CLOSE, *BITWISE, *ROUNDED, *ROUNDED_GRADIENTS, *IN_BLOCKS])
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
@@ -178,8 +188,8 @@ def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[R
 
 
 @pytest.mark.processor_deep
-@pytest.mark.parametrize("case", [*ROUNDED, *IN_BLOCKS], ids=lambda case: case.name)
-def test_rounded_moments_agree_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+@pytest.mark.parametrize("case", [*ROUNDED, *IN_BLOCKS, *ROUNDED_GRADIENTS], ids=lambda case: case.name)
+def test_rounded_moments_and_gradients_agree_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights, first_moments = reference.train_with_moments(case)
     found = sound(engine_results, case)
     assert found.losses == losses

@@ -76,6 +76,7 @@ class _Rank:
             states=self.states,
             updates=NewestUpdates(self.states),
             whole_gradients={},
+            gradient_rounding=None,
             gradient_buffers={unit: self.buffers[unit % BUFFERS] for unit in self.states},
         )
         self.gradients = Gradients(store, modules, groups, streams, trace)

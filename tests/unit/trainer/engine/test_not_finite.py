@@ -18,6 +18,9 @@ CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
 ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
 ONE_RANK += [SkippingCase(clipping="PerUnit", homes="hD", precision=FLOAT, moments="BFloat16")]
+ONE_RANK += [
+    SkippingCase(clipping=mode, homes="hD", precision=FLOAT, gradients="BFloat16") for mode in ("Global", "None")
+]
 ONE_RANK += [SkippingCase(clipping="PerUnit", homes="hD", precision=FLOAT, moments="Float8", drawn=WIDE)]
 ONE_RANK += [SkippingCase(clipping="Global", norm="100", speculates=True, homes="h", precision=FLOAT)]
 TWO_RANKS = [

@@ -48,6 +48,8 @@ OTHERS = [
     *(Case(homes=homes, moments="Float8", drawn=WIDE, precision="bfloat16", micro_batches=1) for homes in "dhD"),
     Case(data=N, sharding="Full", homes="dhD", moments="Float8", drawn=WIDE, precision="float32", micro_batches=1),
     Case(homes="hd", clipping="Global", speculates=True, moments="Float8", drawn=EIGHT_IN_WIDE, precision="bfloat16"),
+    *(Case(homes=homes, gradients="BFloat16", precision="bfloat16", clipping="Global") for homes in "dhD"),
+    Case(data=N, sharding="Full", homes="dhD", gradients="BFloat16", precision="float32", clipping="Global"),
     *each(algorithm="Muon", homes=["d", "h", "D"], precision=["bfloat16", "float32"], micro_batches=1, drawn=IN_PAGES),
     Case(algorithm="Muon", homes="h", speculates=True, clipping="Global", options="in balance", micro_batches=1),
 ]
@@ -94,6 +96,7 @@ def test_state_bytes_equal_the_plan(case: Case, engine_results: Results) -> None
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
         moments=case.moments,
+        gradients=case.gradients,
         uses_muon=case.algorithm == "Muon",
     )
     states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]

@@ -41,6 +41,7 @@ ALONE = [
     Case(homes="hD", precision="bfloat16", moments="BFloat16"),
     Case(homes="h", drawn=EIGHT_IN_BALANCE, precision="bfloat16", moments="BFloat16"),
     Case(homes="hD", drawn=WIDE, precision="bfloat16", moments="Float8"),
+    Case(homes="hD", precision="bfloat16", gradients="BFloat16"),
     Case(homes="h", drawn=MANY_IN_WIDE, precision="bfloat16", moments="Float8", idle="Skip"),
 ]
 TOGETHER = [

@@ -19,7 +19,7 @@ from pseudoreal_trainer.engine.state.blocks import BLOCKS, stored_length
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Purpose, Shard, Slices, State
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers
-from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
+from pseudoreal_trainer.plan.memory.pinned_arena import PAGE, PUT_ELEMENTS
 from pseudoreal_trainer.plan.memory.tiers import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
 from pseudoreal_trainer.plan.units import Kind, in_pages
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, without
@@ -104,7 +104,7 @@ class DiskBuffers:
     """Host memory for units on disk, aligned for direct I/O."""
 
     passing: BounceBuffers
-    """Bounce buffers, each for one vector of a unit in the master dtype, for instance a gradient."""
+    """Bounce buffers, each for one gradient of a unit. The state is put into the file through them, too."""
     chunks: list[dict[Section, Tensor]]
     """One entry per chunk that may be in memory at the same time: section -> buffer for the chunk of this section."""
 
@@ -204,9 +204,19 @@ class DiskState(State):
         sections: tuple[Section, ...] = (kind, "compute") if kind == "weights" else (kind,)
         for section in sections:
             if (file_range := self._file_ranges.get(section)) is not None:
-                blocks.put(kind, values[file_range.first :], file_range.view(buffer))
-                self._disk.write([(file_range, buffer)])
+                for part in self._in_parts(file_range, buffer):
+                    blocks.put(kind, values[part.first : part.first + part.length], part.view(buffer))
+                    self._disk.write([(part, buffer)])
         self._disk.passing.give_back(buffer)
+
+    def _in_parts(self, file_range: _FileRange, buffer: Tensor) -> Iterator[_FileRange]:
+        """Yield the range in parts that fit in a bounce buffer, which may be smaller than a vector of master weights:
+        it is as large as a gradient."""
+        most = len(buffer) // self.shard.master.itemsize // PUT_ELEMENTS * PUT_ELEMENTS
+        length = file_range.length if file_range.size <= len(buffer) else most
+        for begin in range(0, file_range.length, max(1, length)):
+            elements = range(begin, min(begin + length, file_range.length))
+            yield file_range.chunk(range(elements.start + file_range.first, elements.stop + file_range.first))
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
         file_range = self._file_ranges[kind]
@@ -277,7 +287,7 @@ class DiskState(State):
 
     def _in_buffer(self, buffer: Tensor) -> Tensor:
         """Return the gradient in the buffer, [length]."""
-        return buffer.view(self.shard.master)[: self.shard.length]
+        return buffer.view(self.shard.gradient)[: self.shard.length]
 
     def _read_weights(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
         """Read the weights in the compute dtype. Return them and their buffer."""
@@ -450,7 +460,7 @@ def _sections(shard: Shard, *, keeps_gradient: bool) -> Iterator[tuple[Section, 
     kinds: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
     yield from ((kind, shard.dtype_of(kind)) for kind in kinds)
     if keeps_gradient:
-        yield "gradient", shard.master
+        yield "gradient", shard.gradient
     if shard.compute != shard.master:
         yield "compute", shard.compute
 
@@ -465,6 +475,8 @@ def _chunks(shards: Mapping[int, Shard]) -> list[dict[Section, Tensor]]:
     ]
 
 
-assert all(stored_length(CHUNK, dtype) % PAGE == 0 for dtype in (torch.bfloat16, BLOCKS)), (
-    "chunks of every dtype start page-aligned"
-)
+assert all(
+    stored_length(elements, dtype) * dtype.itemsize % PAGE == 0
+    for elements in (CHUNK, PUT_ELEMENTS)
+    for dtype in (torch.bfloat16, BLOCKS)
+), "chunks of every dtype start page-aligned"

@@ -5,7 +5,8 @@ vector, and the vector did not fit in the cache, the kernels would move 42 bytes
 unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
 fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
 read and written (24), the copy written (2). Moments in bfloat16 make it 22, in blocks of 8-bit floats 18. They are
-widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`).
+widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`). A gradient in bfloat16
+takes 2 bytes less, and is widened in the same way.
 """
 
 from abc import ABC, abstractmethod
@@ -57,6 +58,8 @@ class Shard:
     """Dtype of the stored moments: the master dtype, bfloat16, or BLOCKS."""
     random: tuple[RandomRange, ...] = ()
     """Ranges of random bits for rounding moments, relative to `begin`; unused if moments have the master dtype."""
+    has_rounded_gradient: bool = False
+    """Whether the gradient is kept in bfloat16; otherwise in the master dtype."""
 
     @cached_property
     def of_muon(self) -> int:
@@ -73,6 +76,11 @@ class Shard:
 
     def dtype_of(self, kind: Kind) -> torch.dtype:
         return self.master if kind == "weights" else self.moments
+
+    @property
+    def gradient(self) -> torch.dtype:
+        """Dtype of the kept gradient."""
+        return torch.bfloat16 if self.has_rounded_gradient else self.master
 
     @property
     def balancing(self) -> slice:
@@ -106,8 +114,8 @@ class State(ABC):
 
     @abstractmethod
     def keep_gradient(self, gradient: Tensor) -> None:
-        """Copy the reduced gradient, [length], unless it is in `gradient_memory` already. The copy may be asynchronous,
-        on the current stream."""
+        """Copy the reduced gradient, [length], unless it is in `gradient_memory` already. Its dtype is that of kept
+        gradients. The copy may be asynchronous, on the current stream."""
 
     def drop_gradient(self) -> None:  # noqa: B027
         """Discard the kept gradient, if any, and the update that was made with it, if it is speculative."""
@@ -217,7 +225,7 @@ class MemoryState(State):
         if self._vectors.gradient is not None:
             return self._vectors.gradient
         assert self._buffer is not None, "`keep_gradient` comes before each use of the gradient"
-        return self._buffer.view(self.shard.master)[: self.shard.length]
+        return self._buffer.view(self.shard.gradient)[: self.shard.length]
 
     def drop_gradient(self) -> None:
         self._undo()
@@ -312,7 +320,8 @@ class Slices:
     first_moment: Tensor
     second_moment: Tensor
     gradient: Tensor
-    """Gradient. On the host it is only read; on a device the update may overwrite it."""
+    """Gradient, on the host in the master dtype or in bfloat16. On the host it is only read; on a device the update may
+    overwrite it."""
     compute: Tensor | None
     """Memory for the new weights in the compute dtype; None: passes use `weights` directly. Overlaps no other vector,
     because one thread writes here while others read their parts of the gradient."""
@@ -328,6 +337,10 @@ class Slices:
     @property
     def are_moments_rounded(self) -> bool:
         return self.first_moment.dtype != self.weights.dtype
+
+    @property
+    def is_gradient_rounded(self) -> bool:
+        return self.gradient.dtype != self.weights.dtype
 
     def moments(self, part: slice) -> list[Tensor]:
         of_second = _moved(part, -self.without_second)
@@ -403,7 +416,8 @@ class AdamW:
         slices = self._orthogonalized(_balanced(slices), rate, scale)
         kernel = _kernel(spec, steps + 1, rate, scale, slices.weights.device)
         rounds = slices.are_moments_rounded
-        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None and not rounds
+        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None
+        is_one_kernel = is_one_kernel and not rounds and not slices.is_gradient_rounded
         if slices.weights.device.type == "cpu" and not is_one_kernel:
             self._in_pieces(kernel, slices)
         elif rounds:
@@ -445,7 +459,7 @@ class AdamW:
             except IndexError:
                 return  # another thread took the last one
             slices.keep_previous(piece.elements)
-            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, worker)
+            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, slices.weights.dtype, worker)
             if slices.are_moments_rounded:
                 self._update_rounded(kernel, slices, gradient, piece, worker)
             else:
@@ -453,15 +467,19 @@ class AdamW:
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
-    def _scaled(self, gradient: Tensor, scale: float, worker: int) -> Tensor:
-        """Return the piece's gradient times `scale`, in a scratch buffer that stays in the cache; scaling in place
-        would write the gradient back to main memory. Scale 1: the gradient itself."""
-        if scale == 1.0:
+    def _scaled(self, gradient: Tensor, scale: float, master: torch.dtype, worker: int) -> Tensor:
+        """Return the piece's gradient times `scale` in the master dtype, in a scratch buffer that stays in the cache;
+        scaling in place would write the gradient back to main memory. Scale 1 and the master dtype: the gradient
+        itself."""
+        if scale == 1.0 and gradient.dtype == master:
             return gradient
-        key = (worker, gradient.dtype)
+        key = (worker, master)
         if key not in self._scratch:
-            self._scratch[key] = torch.empty(PIECE, dtype=gradient.dtype)
-        return torch.mul(gradient, scale, out=self._scratch[key][: len(gradient)])
+            self._scratch[key] = torch.empty(PIECE, dtype=master)
+        scaled = self._scratch[key][: len(gradient)]
+        # A bfloat16 times a number would be rounded to bfloat16 again.
+        widened = gradient if gradient.dtype == master else scaled.copy_(gradient)
+        return widened if scale == 1.0 else torch.mul(widened, scale, out=scaled)
 
     def _rounding_on_device(self, kernel: _Kernel, slices: Slices) -> None:
         """Like `_whole`, with moments widened piece by piece: scratch memory for whole vectors would be larger than the

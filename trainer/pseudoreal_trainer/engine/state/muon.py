@@ -51,7 +51,9 @@ class Muon:
 
     def accumulate(self, direction: Tensor, momentum: Tensor, gradient: Tensor, scale: float) -> None:
         """Update the momentum of some elements with the gradient times `scale`, and set their direction; [n] each."""
-        torch.mul(gradient, scale * (1 - MOMENTUM), out=direction)
+        # A bfloat16 times a number would be rounded to bfloat16 again.
+        widened = gradient if gradient.dtype == direction.dtype else direction.copy_(gradient)
+        torch.mul(widened, scale * (1 - MOMENTUM), out=direction)
         momentum.mul_(MOMENTUM).add_(direction)
         direction.div_(MOMENTUM).add_(momentum).mul_(MOMENTUM)
 

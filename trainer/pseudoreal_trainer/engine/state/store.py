@@ -16,6 +16,7 @@ from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.blocks import BLOCKS, moment_format
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
+from pseudoreal_trainer.engine.state.gradient_rounding import GradientRounding
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
@@ -111,6 +112,7 @@ class UnitStore:
         master: torch.dtype,
         compute: torch.dtype,
         moments: torch.dtype,
+        gradients: torch.dtype,
         seed: int,
         folder: Path,
         enter_thread: Callable[[], None] = lambda: None,
@@ -120,7 +122,7 @@ class UnitStore:
         little room."""
         layout, self._optimizer = groups.layout, optimizer
         self.units, self._groups, self._layout, self._master, self._compute = units, groups, layout, master, compute
-        self._moments, self._seed = moments, seed
+        self._moments, self._gradients, self._seed = moments, gradients, seed
         self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
         # No activation is stored here, so the number of sequences does not matter.
         self._sizes = Sizes(
@@ -130,6 +132,7 @@ class UnitStore:
             master.itemsize,
             micro_batch=1,
             moments=moment_format(moments, master),
+            gradients="Master" if gradients == master else "BFloat16",
             uses_muon=optimizer.algorithm == "Muon",
         )
         assert moments != BLOCKS or all(map(fills_blocks, units)), (
@@ -158,6 +161,8 @@ class UnitStore:
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Pool -> slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute
         dtype."""
+        self.gradient_rounding = self._gradient_rounding()
+        """Rounding of summed gradients; None: they keep the master dtype."""
         self.gradient_buffers = self._gradient_buffers()
         """Unit without a resident whole gradient -> its gradient buffer, which other units use, too."""
 
@@ -217,14 +222,23 @@ class UnitStore:
         elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
         random = random_ranges(described, elements, self._seed) if self._moments != self._master else ()
-        return Shard(elements.start, len(elements), ranges, self._master, self._compute, self._moments, random)
+        return Shard(
+            elements.start,
+            len(elements),
+            ranges,
+            self._master,
+            self._compute,
+            self._moments,
+            random,
+            has_rounded_gradient=self._gradients != self._master and layout.home(unit) != "Device",
+        )
 
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;
         other vectors are ordinary memory."""
         weights = self.arena.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
-        gradient = self.arena.vector("gradient", unit, self._master) if self._layout.keeps_gradients else None
+        gradient = self.arena.vector("gradient", unit, self._gradients) if self._layout.keeps_gradients else None
         return Vectors(masters, weights, gradient, keeps_previous=self._layout.is_speculative(unit))
 
     def _vectors_on_device(self, unit: int) -> Vectors:
@@ -254,6 +268,11 @@ class UnitStore:
     def _window(self, pool: Pool) -> list[Tensor]:
         size = max(map(self._padded_numel, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
+
+    def _gradient_rounding(self) -> GradientRounding | None:
+        if self._gradients == self._master:
+            return None
+        return GradientRounding(max(state.shard.length for state in self.states.values()), self._groups.device)
 
     def _gradient_buffers(self) -> dict[int, GradientBuffer]:
         found: dict[int, GradientBuffer] = {}

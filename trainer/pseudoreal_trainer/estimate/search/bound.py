@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from pseudoreal_trainer.estimate.time.costs import Costs
-from pseudoreal_trainer.plan.effects import Resource, effects_of
+from pseudoreal_trainer.plan.effects import Resource
 from pseudoreal_trainer.plan.expert_parallel import split_passes
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
@@ -115,13 +115,15 @@ class _LowerBounds:
         return self._fetched(rank, Resource.COPY_IN)
 
     def sides(self, rank: int) -> list[float]:
-        """Return the seconds of the reduction thread and of the update thread. They are one sum if the reductions of a
-        step follow the updates of the previous step; speculative updates run beside reductions."""
+        """Return the seconds of the reduction thread and of the update thread. With global clipping, reductions and
+        updates take turns, but for the last update, which overlaps reductions; speculative updates run beside
+        reductions."""
         units = self.layout.local_units(rank)
-        reductions = self._sum(Reduce, Resource.UPDATE, units)
-        (resource,) = effects_of(self.layout, Update(0)).resources
-        updates = self._sum(Update, resource, units)
-        return [reductions + updates] if resource is Resource.UPDATE else [reductions, updates]
+        reductions, updates = self._sum(Reduce, Resource.REDUCTION, units), self._sum(Update, Resource.UPDATE, units)
+        if self.layout.has_speculation or not self.layout.keeps_gradients:
+            return [reductions, updates]
+        longest = max(self.costs.seconds(Update(unit), Resource.UPDATE) for unit in units)
+        return [reductions + updates - longest]
 
     @cached_property
     def messages(self) -> list[float]:
@@ -138,8 +140,8 @@ class _LowerBounds:
         start = 0.0 if layout.is_speculative(unit) else seconds(Update(unit), Resource.UPDATE)
         if layout.moves(unit) or layout.refreshed(unit):
             start += seconds(Fetch(unit), Resource.COPY_IN) + seconds(Fetch(unit), Resource.COLLECTIVE)
-        reduced = seconds(Reduce(unit), Resource.COLLECTIVE) + seconds(Reduce(unit), Resource.UPDATE)
-        return reduced + seconds(Agree(), Resource.UPDATE) + start
+        reduced = seconds(Reduce(unit), Resource.COLLECTIVE) + seconds(Reduce(unit), Resource.REDUCTION)
+        return reduced + seconds(Agree(), Resource.REDUCTION) + start
 
     @property
     def ways(self) -> list[float]:

@@ -154,14 +154,22 @@ class MeasuredCosts:
             return self._speeds.agree_seconds
         loads = self.loads(record)
         # The norm of a reduced gradient is computed before the gradient is copied to its home.
-        first = self._norm(record) if isinstance(record, Reduce) and resource is Resource.UPDATE else 0.0
+        first = 0.0
+        if isinstance(record, Reduce) and resource is Resource.REDUCTION:
+            first = self._norm_and_rounding(record.unit)
         carried = sum((loads.get(traffic, 0.0) for traffic in CARRIED[resource]), first)
         # The chunks of an update are pipelined: one is updated while others are read and written.
         return max(loads.get("optimizer", 0.0), carried)
 
-    def _norm(self, record: Reduce) -> float:
-        size = self._sizes.shard(self._layout, record.unit) * self._sizes.master_bytes
-        return 0.0 if self._layout.clipping == "None" else size / self._speeds.memory_bytes_per_second
+    def _norm_and_rounding(self, unit: int) -> float:
+        """Return the seconds in which a reduced gradient is rounded and its norm is computed, by the bytes that each
+        reads and writes in the device's memory. Scratch memory stays in the cache."""
+        wide, elements = self._sizes.master_bytes, self._sizes.shard(self._layout, unit)
+        of_norm = 0 if self._layout.clipping == "None" else wide
+        of_rounding = 2 * wide if self._sizes.rounds_gradients else 0
+        is_packed = self._sizes.rounds_gradients and self._layout.home(unit) != "Device"
+        of_packing = wide + self._sizes.gradient_bytes if is_packed else 0
+        return elements * (of_norm + of_rounding + of_packing) / self._speeds.memory_bytes_per_second
 
     def _collective(self, transfer: Transfer) -> TransferSpeed | None:
         """Return the speed of a collective; None if its group has only this rank."""

@@ -21,8 +21,8 @@ the time is lost in waiting."""
 
 _WORDS: dict[str, str] = {
     Resource.COMPUTE: "the forward and backward passes",
-    Resource.UPDATE: "the reductions' ends and the updates",
-    Resource.OPTIMIZER: "the updates",
+    Resource.REDUCTION: "the ends of reductions",
+    Resource.UPDATE: "the updates",
     Resource.COPY_IN: "the copies from host to device",
     Resource.COPY_OUT: "the copies from device to host",
     Resource.COLLECTIVE: "the collectives between data ranks",

@@ -5,6 +5,7 @@ plan order; copies, collectives, messages and the disk work beside them. All dat
 so one of them is simulated. What a record waits for and where it runs is in `plan.effects`.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from pseudoreal_trainer.estimate.time.costs import Costs
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of, result
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.pinned_arena import PENDING_GRADIENTS
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -137,6 +139,8 @@ class _Rank:
         """Tasks that must end for the step to end."""
         self._speculated: dict[int, int] = {}
         """Unit -> its speculative update in this step."""
+        self._newest_updates: deque[int] = deque(maxlen=PENDING_GRADIENTS)
+        """A gradient is kept once the oldest of these updates has freed its memory."""
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
         """Add the tasks of a step. Return the task with which the step ends."""
@@ -160,19 +164,18 @@ class _Rank:
             case Read():
                 last = self._task(record, Resource.DISK, ready)
             case Speculate():
-                last = self._speculated[record.unit] = self._task(record, Resource.OPTIMIZER, ready)
+                last = self._speculated[record.unit] = self._task(record, Resource.UPDATE, ready)
             case Update():
-                # On the resource UPDATE, it starts after the reductions and the agreement before it.
-                (resource,) = effects.resources
-                last = self._task(record, resource, ready)
+                last = self._task(record, Resource.UPDATE, ready)
+                self._newest_updates.append(last)
                 if (early := self._speculated.get(record.unit)) is not None:
                     self._builder.complete(last, early)
             case Send():
                 last = self._send(record)
             case Agree():
                 # The main thread hands the record over; the reduction threads of all ranks wait for each other.
-                arrived = self._builder.add((self._rank, Resource.UPDATE), 0.0, [self._main])
-                last = self._joint_task(record, Resource.UPDATE, effects, arrived)
+                arrived = self._builder.add((self._rank, Resource.REDUCTION), 0.0, [self._main])
+                last = self._joint_task(record, Resource.REDUCTION, effects, arrived)
                 self._to_finish.append(last)
                 for early in self._speculated.values():
                     self._builder.drop_after(early, last)
@@ -199,6 +202,8 @@ class _Rank:
             # For a unit that several pipeline ranks gather together, the main thread waits until the unit is ready.
             ready = [self._wait(ready)]
         for resource in effects.resources:
+            if resource is Resource.REDUCTION and len(self._newest_updates) == PENDING_GRADIENTS:
+                ready = [*ready, self._newest_updates[0]]
             if effects.partners and resource is Resource.COLLECTIVE:
                 (before,) = ready
                 assert before is not None, "a collective of several pipeline ranks follows a task of this rank"

@@ -84,5 +84,6 @@ def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1, device_me
         has_z_loss=float(config.optimizer.z_loss) > 0,
         masks_documents=config.data.documents.masking == "IntraDocument",
         moments=config.optimizer.moments,
+        gradients=config.precision.gradients,
         uses_muon=config.optimizer.algorithm == "Muon",
     )

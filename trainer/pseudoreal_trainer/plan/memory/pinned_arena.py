@@ -19,6 +19,9 @@ PENDING_GRADIENTS = 2
 """Maximum number of reduced gradients in bounce buffers: the gradient of the running update, and the next gradient."""
 PAGE = 4096
 """Alignment in bytes for direct I/O with a disk."""
+PUT_ELEMENTS = 1 << 16
+"""A vector that is put into a file on a disk in parts is cut at multiples of this number of elements: whole pages in
+every format, blocks of 8-bit moments included."""
 LINE = 64
 """Alignment in bytes of pieces that are not used for direct I/O: a cache line."""
 
@@ -105,10 +108,12 @@ def _shared_buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
             yield Piece(use, number, _aligned(largest, PAGE), PAGE)
     off_device = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     bounce, kept_on_disk = ([], on_disk) if layout.keeps_gradients else (off_device, [])
-    largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.master_bytes
+    largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.gradient_bytes
+    # State is put into the file through these buffers, in parts that are as long as a buffer in the master type.
+    put = min(max((sizes.shard(layout, unit) for unit in on_disk), default=0), PUT_ELEMENTS) * sizes.master_bytes
     # One more buffer if gradients are kept on disk: one gradient at a time is on its way to or from the disk.
     for number in range(min(PENDING_GRADIENTS, len(bounce)) + bool(kept_on_disk)):
-        yield Piece("bounce", number, _aligned(largest, PAGE), PAGE)
+        yield Piece("bounce", number, _aligned(max(largest, put), PAGE), PAGE)
 
 
 def _unit_pieces(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
@@ -117,7 +122,7 @@ def _unit_pieces(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
             shard = sizes.shard(layout, unit)
             yield Piece("weights", unit, shard * sizes.compute_bytes, LINE)
             if layout.keeps_gradients:
-                yield Piece("gradient", unit, shard * sizes.master_bytes, LINE)
+                yield Piece("gradient", unit, shard * sizes.gradient_bytes, LINE)
 
 
 def _aligned(size: int, alignment: int) -> int:

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import (
 )
 from pseudoreal_trainer.plan.newton_schulz import scratch_bytes
 from pseudoreal_trainer.plan.orders import gradient_buffers
-from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes, blocks_of
+from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes, blocks_of, rounded_elements
 
 CHUNK_ELEMENTS = 2**20
 """Number of elements of each vector that are in memory at a time, during an update of a unit on disk."""
@@ -71,6 +71,7 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
         + _tokens_on_device(layout, sizes, rank)
         + _communicator_bytes(layout, sizes, rank)
         + _rounding_on_device(layout, sizes, rank)
+        + _gradient_rounding(layout, sizes, rank)
         + _orthogonalization_on_device(layout, sizes, rank)
     )
     updating = Tiers(
@@ -106,7 +107,7 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     copy = c * shard if sizes.has_own_copies else 0
     # Without global clipping, the update follows the reduction at once, and the gradient passes through a buffer shared
     # by all units.
-    gradient = f * shard if layout.keeps_gradients else 0
+    gradient = sizes.gradient_bytes * shard if layout.keeps_gradients else 0
     previous = masters_and_moments if layout.is_speculative(unit) else 0
     gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
     match layout.home(unit):
@@ -149,8 +150,9 @@ def _reduction_result(layout: Layout, sizes: Sizes, units: Iterable[int]) -> int
     one result."""
     sharded = [unit for unit in units if _crosses_in_parts(layout, unit)]
     if sizes.device == "cpu":
-        # There a reduction writes into a gradient that the host keeps.
-        sharded = [unit for unit in sharded if layout.home(unit) == "Disk" or not layout.keeps_gradients]
+        # There a reduction writes into a gradient that the host keeps, unless it is rounded.
+        writes_into_home = layout.keeps_gradients and not sizes.rounds_gradients
+        sharded = [unit for unit in sharded if layout.home(unit) == "Disk" or not writes_into_home]
     largest = max((sizes.shard(layout, unit) for unit in sharded), default=0)
     return sizes.allocated(largest * sizes.master_bytes)
 
@@ -212,8 +214,10 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes of the scratch buffers in which threads scale clipped gradients, for updates in host memory."""
-    is_needed = layout.clipping != "None" and _updates_on_host(layout, sizes, rank)
+    """Return the bytes of the scratch buffers in which threads scale clipped gradients and widen rounded ones, for
+    updates in host memory."""
+    widens = sizes.rounds_gradients and any(layout.home(unit) != "Device" for unit in layout.local_units(rank))
+    is_needed = widens or (layout.clipping != "None" and _updates_on_host(layout, sizes, rank))
     return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if is_needed else 0
 
 
@@ -231,6 +235,14 @@ def _rounding_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the bytes of the same scratch memory on a GPU."""
     is_needed = sizes.rounds_moments and sizes.device == "accelerator" and has_state_on_device(layout, rank)
     return sum(map(sizes.allocated, _rounding_buffers(sizes, ROUNDED_ELEMENTS_ON_DEVICE))) if is_needed else 0
+
+
+def _gradient_rounding(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of the scratch memory on the device in which summed gradients are rounded."""
+    if not sizes.rounds_gradients:
+        return 0
+    longest = max(sizes.shard(layout, unit) for unit in layout.local_units(rank))
+    return sizes.allocated(rounded_elements(longest, sizes.device) * sizes.gradient_bytes)
 
 
 def _rounding_buffers(sizes: Sizes, elements: int) -> list[int]:
@@ -270,7 +282,8 @@ def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
         return 0
     elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
     # Master weights, moments, gradient, and the weights in the compute type.
-    vectors = 2 * aligned(elements * sizes.master_bytes) + MOMENTS * aligned(sizes.moment_bytes(elements))
+    vectors = aligned(elements * sizes.master_bytes) + MOMENTS * aligned(sizes.moment_bytes(elements))
+    vectors += aligned(elements * sizes.gradient_bytes)
     if sizes.has_own_copies:
         vectors += aligned(elements * sizes.compute_bytes)
     return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM

@@ -104,7 +104,7 @@ def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:
     optimizer.update(SPEC, slices, 0, RATE, SCALE)
     assert 0 < scratch() <= planned, "a thread that found no piece left has none"
     for worker in range(optimizer._threads):
-        optimizer._scaled(slices.gradient[:100], SCALE, worker)
+        optimizer._scaled(slices.gradient[:100], SCALE, torch.float32, worker)
     assert scratch() == planned
 
 

@@ -152,6 +152,7 @@ class Case:
     precision: str = "float64"
     algorithm: Any = "AdamW"
     moments: Any = "Master"
+    gradients: Any = "Master"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
     vocabulary: int = 256

@@ -70,6 +70,7 @@ def train(case: SkippingCase) -> dict[str, Tensor]:
     model, optimizer = reference.model_and_optimizer(case)
     for step in range(STEPS):
         reference.set_gradients(model, case, step)
+        reference.round_gradients(model, case)
         if step in FAULTS:
             _leave_out(model, case, FAULTS[step][0])
         optimizer.step()

@@ -84,13 +84,14 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
     routers, losses = Routers(model), []
     for step in range(STEPS):
         losses.append(set_gradients(model, case, step, routers))
+        round_gradients(model, case)
         clip(model, case)
         held = hold_idle(model, optimizer) if case.idle == "Skip" else {}
         optimizer.step()
         trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         round_moments(trained, optimizer, SEED, step + 1, case.moments)
         put_back(held, optimizer)
-        routers.balance()
+        routers.balance(rounds=case.gradients == "BFloat16")
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     return losses, weights, {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
 
@@ -151,6 +152,12 @@ def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | 
         # Partial sums of the data ranks, added up in their order.
         parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
     return sum(loss for loss, _ in parts) / targets_of(case, step)
+
+
+def round_gradients(model: Transformer, case: Case) -> None:
+    for parameter in model.parameters():
+        if case.gradients == "BFloat16" and parameter.grad is not None:
+            parameter.grad = parameter.grad.to(torch.bfloat16).to(parameter.dtype)
 
 
 @torch.no_grad()

@@ -252,6 +252,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
         master=master,
         compute=compute,
         moments=moment_dtype(case.moments, master),
+        gradients=torch.bfloat16 if case.gradients == "BFloat16" else master,
         compiled=compiled,
         offload_directory=folder / "disk",
         seed=SEED,

@@ -53,6 +53,11 @@ LINKED = [
     *each(homes="D", moments="Float8", drawn=WIDE, precision=["bfloat16", "float32"], clipping=["Global", "PerUnit"]),
     Case(data=2, sharding="Full", moments="Float8", drawn=WIDE, precision="bfloat16", homes="dhD", clipping="Global"),
 ]
+LINKED += [
+    *each(homes=["h", "D"], gradients="BFloat16", precision="bfloat16", clipping=["Global", "PerUnit"]),
+    Case(data=2, sharding="Full", gradients="BFloat16", precision="float32", homes="dhD", clipping="Global"),
+    Case(data=4, replicas=2, sharding="Full", gradients="BFloat16", moments="BFloat16", homes="hD"),
+]
 PAGES = json.dumps({"hiddenSize": 36, "attention": {"heads": 2}})
 """A block's matrices start and end inside of pages."""
 LINKED += [
@@ -80,6 +85,8 @@ ONE_RANK = [
     Case(precision="bfloat16", micro_batches=6, moments="BFloat16", homes="d"),
     Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="h", clipping="Global"),
     Case(precision="bfloat16", micro_batches=6, moments="Float8", drawn=WIDE, homes="d"),
+    *each(precision="bfloat16", micro_batches=6, gradients="BFloat16", homes=["d", "h"], clipping="Global"),
+    Case(precision="float32", micro_batches=6, gradients="BFloat16", homes="h", clipping="PerUnit"),
     Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
     *each(algorithm="Muon", precision="bfloat16", micro_batches=6, homes=["h", "d"], drawn=PAGES),
     Case(algorithm="Muon", precision="bfloat16", homes="h", clipping="Global", speculates=True, drawn=PAGES),

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
@@ -311,6 +312,28 @@ def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) 
     if home == "Disk":
         chunks = 3 * 2 * 2 * 2**20
         assert after.host - before.host == threads * (20 << 18) - chunks
+
+
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+def test_gradients_in_bfloat16_take_two_bytes_less_in_their_home_and_on_the_bus(home: Any) -> None:
+    """The scratch memory: 2,097,152 numbers on the device, and on the host a buffer for each thread, which the clipping
+    needs anyway."""
+    wide = replace(large_model.SIZES, threads=3)
+    rounded, of_layout = replace(wide, gradients="BFloat16"), replace(large_model.layout(home), clipping="Global")
+    before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, rounded))
+    (plan,) = step_plan(of_layout)
+    moved, moved_less = (traffic_bytes(of_layout, sizes, plan) for sizes in (wide, rounded))
+    of_gradients = 4 * sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
+    assert after.device - before.device == 4 << 20
+    assert moved["d2h"] == 2 * moved_less["d2h"] == (0 if home == "Device" else of_gradients)
+    if home == "Host":
+        assert before.host - after.host == of_gradients // 2
+    if home == "Disk":
+        longest = max(wide.shard(of_layout, unit) for unit in range(of_layout.units))
+        assert before.disk - after.disk == of_gradients // 2
+        assert before.host - after.host == pytest.approx(2 * longest + 3 * 2 * 2**20, abs=2 * 4096)
+        for direction in ("disk_read", "disk_write"):
+            assert moved[direction] - moved_less[direction] == of_gradients // 2
 
 
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])

@@ -68,6 +68,8 @@ ONE_RANK = {
     "speculative updates": _case(homes="h", clipping="Global", norm="100", speculates=True, layers=4),
     "rounded moments": _case(homes="dhD", clipping="Global", moments="BFloat16"),
     "moments in blocks": _case(homes="dhD", clipping="Global", moments="Float8", drawn=WIDE),
+    "rounded gradients": _case(homes="dhD", clipping="Global", gradients="BFloat16"),
+    "rounded gradients, not kept": _case(homes="hD", clipping="PerUnit", gradients="BFloat16", layers=4),
     "several ranges": _case(homes="h", clipping="Global", multipliers=_TWO_RATES),
 }
 SEVERAL_RANKS = {
@@ -94,6 +96,9 @@ SEVERAL_RANKS = {
     "shards of groups": _case(data=2, sharding="Full", drawn=_MIXTURE, homes="h", expert_groups=2, clipping="Global"),
     "balancing biases over ranks": _case(data=2, drawn=EIGHT_IN_BALANCE, expert_ranks=2, clipping="Global"),
     "balanced by step": _case(data=2, drawn=_BALANCED_BY_STEP, homes="h", sharding="Full"),
+    "rounded gradients of shards": _case(
+        data=2, sharding="Full", homes="dhD", clipping="Global", gradients="BFloat16", window=1
+    ),
     "replicas": _case(data=2, sharding="Full", replicas=2, homes="dh", clipping="PerUnit"),
     "replicas of shards": _case(data=4, sharding="Full", replicas=2, homes="dh", clipping="Global"),
 }

@@ -16,5 +16,6 @@ def sizes_of(case: Case) -> Sizes:
         micro_batch=case.sequences,
         masks_documents=case.documents,
         moments=case.moments,
+        gradients=case.gradients,
         uses_muon=case.algorithm == "Muon",
     )
