@@ -100,7 +100,10 @@ def scale_down_note(view: View) -> str:
     moment = _patience_ends(view)
     if moment is None or moment <= view.now or most_workers(view.spec, view.stage.index, view.workers - 1) is None:
         return ""
-    return f" If this lasts until {clock.to_text(moment)}, the phase goes on with fewer workers, if it can."
+    return (
+        f" If this lasts until {clock.to_text(moment)}, the phase continues with fewer workers, if its layout"
+        " allows it."
+    )
 
 
 def size_note(view: View) -> str:
@@ -108,7 +111,7 @@ def size_note(view: View) -> str:
     known = view.status.elastic
     if known is None or not _is_elastic(view):
         return ""
-    more = f" More are tried after {known.grow_after}." if known.grow_after else ""
+    more = f" The operator tries more after {known.grow_after}." if known.grow_after else ""
     return f" It has {view.workers} of {_phase(view).workers} workers: {known.message}{more}"
 
 
@@ -200,7 +203,7 @@ def _scale_down_to(view: View, status: PseudoRealJobStatus, workers: int, why: s
         message=f"{why}.",
     )
     number = status.execution + 1
-    text = f"{why}. Execution {number} of phase {phase.name} goes on with {workers} of {phase.workers} workers"
+    text = f"{why}. Execution {number} of phase {phase.name} continues with {workers} of {phase.workers} workers"
     return announce(view, status_with(status, elastic=elastic), _announcement(text), wait=0)
 
 

@@ -99,11 +99,11 @@ def _done(view: View, phase: PhaseStatus) -> Event:
 def _without_result(view: View, job: ChildJob) -> Decision:
     pod = next((pod for pod in view.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
-        sentence = f"The pod of Job {job.name} is gone, with its result."
+        sentence = f"The pod of Job {job.name} was deleted, and its result with it."
         return restart_or_fail(view, Cause("ResultGone", sentence, counts=False))
     text = (
-        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
-        " spec.pod may give it another command, or an image of another release."
+        f"Pod {pod.name} ended with exit code 0, but its termination message is not a result of {view.stage.title}."
+        " Check whether spec.pod sets another command, or an image of another release."
     )
     return restart_or_fail(view, Cause("ResultUnreadable", text, pod))
 
@@ -113,7 +113,7 @@ def job_suspended(view: View) -> Decision | None:
         return None
     alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
-    text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
+    text = f"spec.suspend is true.{saving} Set it to false to continue from the newest checkpoint."
     status = results.with_checkpoints(
         results.with_reported_checkpoint(view.status, view.last_reports), view.pods_with_deleted
     )
@@ -141,9 +141,9 @@ def job_resumed(view: View) -> Decision | None:
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
     number = status.execution
     resumption = Event(
-        Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or ""
+        Reason.RESUMED, f"The job continues with execution {number}.", view.stage.number, number, since or ""
     )
-    claim = progressing("Resumed", f"{view.stage.title} is about to go on.")
+    claim = progressing("Resumed", f"{view.stage.title} is about to continue.")
     return Decision(status, waiting_state(view), claim, events=(resumption,), with_dry_run=True)
 
 
@@ -203,7 +203,7 @@ def pod_stuck(view: View) -> Decision | None:
     if pod is None:
         return None
     deadline, node = pod.deletion_deadline, pod.node or "(none)"
-    text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
+    text = f"Pod {pod.name} should have ended by {deadline}, but still exists: its node {node} may be lost."
     return _end_execution(view, MissingPods(stuck=pod), text)
 
 
@@ -239,7 +239,7 @@ def back_off(view: View) -> Decision | None:
     if after is None or clock.from_text(after) <= view.now:
         return None
     before = conditions.find(view.status, "Progressing")
-    text = before.message if before else f"The next execution starts not before {after}."
+    text = before.message if before else f"The next execution starts at {after} or later."
     wait = (clock.from_text(after) - view.now).total_seconds()
     return Decision(view.status, "Restarting", not_progressing("Restarting", text), requeue_after=wait)
 
@@ -259,7 +259,7 @@ def await_cleanup(view: View) -> Decision | None:
         # GPUs.
         pod = view.observed.orphans[0]
         text = (
-            f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
+            f"Waiting for pod {pod} to end, whose Job no longer exists. To continue without waiting, delete the pod:"
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS

@@ -102,11 +102,11 @@ def _take_over(view: View, lost: _LostWorkers, ready: Sequence[Pod], verdict: Ve
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     status = results.with_checkpoints(status, view.pods_with_deleted)
     status = with_retry(with_failure(view, status, cause, restart_in_place=restart), counts=counts)
-    clauses = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in takeovers.items()]
+    clauses = [f"spare pod {pod.name} replaces worker {worker}" for worker, pod in takeovers.items()]
     text = f"{cause.sentence} {'; '.join(clauses).capitalize()}"
     status = status_with(status, spares=_spares_status(view, status, takeovers, restart, f"{text}."))
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    announcement = f"{text}; all ranks start anew in the pods that live on, from {place}."
+    announcement = f"{text}; all ranks start again in the remaining pods, from {place}."
     return Decision(
         status,
         "Training",
@@ -126,7 +126,7 @@ def _sentence(view: View, lost: _LostWorkers, verdict: Verdict) -> str:
     if lost.stuck is not None:
         return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
     numbers = ", ".join(map(str, lost.workers))
-    return f"The pod of worker {numbers} of {view.job_name} is gone without a word, as one that was deleted."
+    return f"The pod of worker {numbers} of {view.job_name} disappeared without a message, as a deleted pod does."
 
 
 def _spares_status(
