@@ -144,8 +144,8 @@ def _too_many_faults(status: PseudoRealJobStatus, restart: Restart, now: datetim
     used = len(faults_in_window(status.faults, window, now)) if window else status.restarts
     if used < allowed:
         return None
-    within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
-    return f"No restart is left: {used} were used{within}, and spec.restart.maxRestarts allows {allowed}."
+    within = f" within spec.restart.windowSeconds, {window} s" if window else ""
+    return f"No restart is left (used{within}: {used}; spec.restart.maxRestarts: {allowed})."
 
 
 def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str | None:
@@ -153,8 +153,8 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
     if used < restart.max_disruptions:
         return None
     return (
-        f"No restart is left: {used} were used after disruptions, without a new checkpoint between them, and"
-        f" spec.restart.maxDisruptions allows {restart.max_disruptions}."
+        f"No restart is left (after disruptions, without a new checkpoint between them: {used};"
+        f" spec.restart.maxDisruptions: {restart.max_disruptions})."
     )
 
 

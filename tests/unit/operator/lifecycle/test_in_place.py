@@ -189,7 +189,7 @@ def test_restarts_in_place_count_against_max_restarts(world: World) -> None:
     assert (world.status.state, world.status.restarts) == ("Training", 3)
     fail_execution(world)
     assert world.status.state == "Failed"
-    assert "3 were used, and spec.restart.maxRestarts allows 3" in condition_message(world, "Failed")
+    assert "(used: 3; spec.restart.maxRestarts: 3)" in condition_message(world, "Failed")
 
 
 def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World) -> None:

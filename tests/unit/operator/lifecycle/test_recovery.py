@@ -38,7 +38,7 @@ def test_too_many_restarts_within_the_window_fail_the_job() -> None:
         fail_execution(world)
         start_next_execution(world)
     assert failure(world)[0] == "RestartsExhausted"
-    assert "2 were used within 1000 s (spec.restart.windowSeconds)" in failure(world)[1]
+    assert "(used within spec.restart.windowSeconds, 1000 s: 2;" in failure(world)[1]
 
 
 def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:

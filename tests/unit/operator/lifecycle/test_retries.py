@@ -135,7 +135,7 @@ def test_disruptions_without_a_new_checkpoint_are_bounded(end: Ending) -> None:
     end(world)
     reason, message = failure(world)
     assert reason == "RestartsExhausted"
-    assert "3 were used after disruptions, without a new checkpoint between them" in message
+    assert "after disruptions, without a new checkpoint between them: 3;" in message
     assert "spec.restart.maxDisruptions allows 3" in message
     assert f"continueFrom: sim-{UID[:8]}" in message
 
