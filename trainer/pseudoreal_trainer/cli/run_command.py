@@ -32,7 +32,9 @@ _POD_ONLY = ("resources", "pod")
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
+@click.option(
+    "--workdir", type=click.Path(path_type=Path), help="Folder of the run. Default: pseudoreal-runs/NAME OF THE JOB."
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the work directory.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Folder for a trace of each rank, for Perfetto.")
 def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> None:

@@ -206,7 +206,7 @@ def test_rollbacks_count_against_max_restarts() -> None:
     failed = find(world.status, "Failed")
     assert failed
     assert failed.reason == "DelinkTimeout"
-    assert "maxRestarts allows 2" in failed.message
+    assert "maxRestarts: 2" in failed.message
 
 
 def test_delink_timeout_does_not_run_while_the_job_is_suspended() -> None:

@@ -136,7 +136,7 @@ def test_disruptions_without_a_new_checkpoint_are_bounded(end: Ending) -> None:
     reason, message = failure(world)
     assert reason == "RestartsExhausted"
     assert "after disruptions, without a new checkpoint between them: 3;" in message
-    assert "spec.restart.maxDisruptions allows 3" in message
+    assert "spec.restart.maxDisruptions: 3" in message
     assert f"continueFrom: sim-{UID[:8]}" in message
 
 

@@ -211,7 +211,7 @@ def test_a_device_budget_moves_units_to_the_host(job: dict[str, Any], file: Path
     ("blocks", "pattern", "words"),
     [
         (1, "Cycle", "multiple of parallelism.pipeline 2 (here 2)"),
-        (2, "Cycle", "needs no sum over them"),
+        (2, "Cycle", "needs no sum over pipeline ranks"),
         (2, "Segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
     ],
 )
