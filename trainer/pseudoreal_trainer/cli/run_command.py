@@ -163,5 +163,7 @@ def metrics(folder: str) -> None:
     try:
         for line in metrics_of(storage_path(folder)):
             click.echo(line)
+    except BrokenPipeError:
+        raise  # the reader of the output has enough, such as `head`; click ends the command
     except (OSError, UnicodeDecodeError, TrainingError) as error:
         raise CommandError(f"no metrics: {error}", ExitStatus.INVALID_JOB) from error
