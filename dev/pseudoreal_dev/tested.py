@@ -27,13 +27,13 @@ _NEIGHBOURS = (
         "Kueue",
         "kueue",
         "sigs.k8s.io/kueue",
-        "tests use it: jobs in queues, topology, MultiKueue between two control planes",
+        "used by tests of jobs in queues, topology, MultiKueue between two control planes",
     ),
     (
         "scheduler-plugins",
         "coscheduling",
         "sigs.k8s.io/scheduler-plugins",
-        "tests use it: gangs of pods, on simulated nodes without containers",
+        "used by tests of gangs of pods, on simulated nodes without containers",
     ),
     (
         "Kubeflow Trainer",

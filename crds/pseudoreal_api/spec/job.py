@@ -31,58 +31,85 @@ _COPY_LABEL = "kueue.x-k8s.io/multikueue-origin"
 class PseudoRealJobSpec(ApiModel):
     """Trains a model in phases; each phase's sharing refines the one before, and its layers are no fewer."""
 
-    model: Model = Field(description="model describes the model that all phases train.")
-    data: Data = Field(description="data names the text that the model learns.")
+    model: Model = Field(description="model describes the model that the job trains.")
+    data: Data = Field(description="data names the training data, its tokenizer, and how validation is done.")
     optimizer: Optimizer = Field(
         Optimizer(),
-        description="optimizer sets the update of weights, its learning-rate schedule, and gradient clipping.",
+        description="optimizer sets the optimizer, the learning-rate schedule, and gradient clipping.",
     )
-    precision: Precision = Field(Precision(), description="precision sets the number formats.")
+    precision: Precision = Field(
+        Precision(),
+        description="precision sets the number formats of the computation. The default is bfloat16 with float32"
+        " master weights.",
+    )
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
-        description="phases are trained in this order. Between two phases the layers that no longer share a block"
-        " are delinked: each gets its own copy of the weights that it used. Layers that are added begin as others."
-        " Phases may be added, and the last one may be prolonged, until the job has ended.",
+        description="phases are the parts of the training, in order. Between two phases, layers that no longer"
+        " share a block are delinked: each gets its own copy of the weights that it used. Added layers or experts"
+        " start as copies of earlier ones. Until the job has ended, phases can be appended, and the last one can be"
+        " prolonged.",
         json_schema_extra=list_map("name") | {"x-kubernetes-validations": PHASES_CHANGES},
     )
-    delink: Delink = Field(Delink(), description="delink says what happens between two phases.")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="checkpoint says where and how often the state is saved.")
+    delink: Delink = Field(
+        Delink(),
+        description="delink says how the transition between two phases is made: the moments and weights of new"
+        " copies, the time limit, and the warm-up after it.",
+    )
+    checkpoint: Checkpoint = Field(
+        Checkpoint(),
+        description="checkpoint says where and how often the training state is saved, how many checkpoints are"
+        " kept, and from which weights the job starts.",
+    )
     logging: Logging = Field(
         Logging(),
-        description="logging says where the figures of each step go. It can be changed while the job is suspended.",
+        description="logging sends the metrics of each step to TensorBoard, Weights & Biases or MLflow, in addition"
+        " to metrics.jsonl. It can be changed while the job is suspended.",
     )
     pod: Pod = Field(
-        Pod(), description="pod describes the pods of every phase. It can be changed while the job is suspended."
+        Pod(),
+        description="pod configures the pods of all phases: image, environment, and any field of a pod template. It"
+        " can be changed while the job is suspended.",
     )
-    network: Network = Field(Network(), description="network describes the network between the pods.")
-    restart: Restart = Field(Restart(), description="restart says what happens after a fault.")
+    network: Network = Field(
+        Network(),
+        description="network configures the network between the pods: transport, interfaces, shared memory,"
+        " isolation. The default lets NCCL choose.",
+    )
+    restart: Restart = Field(
+        Restart(), description="restart says how often, and how, training restarts after faults and disruptions."
+    )
     hang: Hang = Field(
-        Hang(), description="hang says when training that stands still is noticed, and what happens then."
+        Hang(),
+        description="hang says after which time without progress training counts as hanging, and what happens then.",
     )
-    deadlines: Deadlines = Field(Deadlines(), description="deadlines are limits on time.")
-    clean_up: CleanUp = Field(CleanUp(), description="cleanUp says what is left of a job that has ended.")
+    deadlines: Deadlines = Field(
+        Deadlines(),
+        description="deadlines limit the time for starting pods, for the whole job, and for keeping the object"
+        " after the job's end.",
+    )
+    clean_up: CleanUp = Field(CleanUp(), description="cleanUp says whether pods are deleted when the job has ended.")
     scheduling: Scheduling = Field(
         Scheduling(),
-        description="scheduling says how the pods come to nodes: by which queue, in gangs, with which priority. It can"
-        " be changed while the job is suspended.",
+        description="scheduling says how pods get nodes: queue, gang, topology and priority. It can be changed"
+        " while the job is suspended.",
     )
     requests: Annotated[list[Request], Field(max_length=100)] = Field(
         [],
-        description="requests ask for something once. They are served in their order; a job that has ended stays as it"
-        " is.",
+        description="requests are one-time commands to the job, such as ending a phase now. They are carried out in"
+        " order, and their ids then appear in status.servedRequests. A job that has ended ignores them.",
         json_schema_extra=list_map("id"),
     )
     suspend: bool = Field(
         False,
-        description="suspend stops and resumes the job. true: save a checkpoint, free the pods and wait. false:"
-        " go on from that checkpoint.",
+        description="suspend pauses the job. true: save a checkpoint, delete the pods, and wait. false: run, from"
+        " the newest checkpoint if there is one.",
     )
     managed_by: str | None = Field(
         None,
         max_length=63,
         pattern=f"^{_LABEL}(\\.{_LABEL})*/[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$",
-        description=f"managedBy names the controller of the job, as in batch/v1. Any other than {MANAGER}, such as"
-        " kueue.x-k8s.io/multikueue, and this cluster's operator leaves the job alone. Omitted: it is"
-        f" {MANAGER}.",
+        description="managedBy is the name of the controller that runs the job, as in batch/v1. If it is another than"
+        f" {MANAGER}, such as kueue.x-k8s.io/multikueue, the operator of this cluster ignores the job."
+        f" Omitted: {MANAGER}.",
     )
 
     @property

@@ -24,21 +24,26 @@ Layers = Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length
 class Llama3Scaling(ApiModel):
     """Frequencies as in Llama 3.1: slow ones are divided, fast ones kept, with a slope between."""
 
-    factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
+    factor: DecimalString = Field(
+        description="factor is the number by which the lowest rotary frequencies are divided: the longest sequence"
+        " that the model is to handle, divided by originalSequenceLength. Llama 3.1 has 8."
+    )
     original_sequence_length: int = Field(
         ge=1,
         le=10_000_000,
-        description="originalSequenceLength is the length in tokens that the model was trained on before.",
+        description="originalSequenceLength is the sequence length, in tokens, of the training before the scaling."
+        " Llama 3.1 has 8192.",
     )
     low_frequency_factor: DecimalString = Field(
         "1",
-        description="lowFrequencyFactor is the number of turns over the original length below which a frequency is"
-        " divided by the whole factor.",
+        description="lowFrequencyFactor divides originalSequenceLength to a wavelength, in tokens. Frequencies with"
+        " a longer wavelength are divided by the whole factor. Between this wavelength and the one of"
+        " highFrequencyFactor, the divisor is interpolated.",
     )
     high_frequency_factor: DecimalString = Field(
         "4",
-        description="highFrequencyFactor is the number of turns over the original length from which a frequency is"
-        " kept.",
+        description="highFrequencyFactor divides originalSequenceLength to a wavelength, in tokens. Frequencies"
+        " with a shorter wavelength stay as they are.",
     )
 
 
@@ -46,34 +51,47 @@ class YarnScaling(ApiModel):
     """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between. Attention
     is sharpened."""
 
-    factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
+    factor: DecimalString = Field(
+        description="factor is the number by which the lowest rotary frequencies are divided: the longest sequence"
+        " that the model is to handle, divided by originalSequenceLength."
+    )
     original_sequence_length: int = Field(
         ge=1,
         le=10_000_000,
-        description="originalSequenceLength is the length in tokens that the model was trained on before.",
+        description="originalSequenceLength is the sequence length, in tokens, of the training before the scaling.",
     )
     beta_fast: DecimalString = Field(
         "32",
-        description="betaFast is the number of turns over the original length from which a frequency is kept.",
+        description="betaFast is a number of rotations within originalSequenceLength tokens. Frequencies with at"
+        " least this many rotations stay as they are.",
     )
     beta_slow: DecimalString = Field(
         "1",
-        description="betaSlow is the number of turns over the original length below which a frequency is divided by"
-        " the whole factor.",
+        description="betaSlow is a number of rotations within originalSequenceLength tokens. Frequencies with fewer"
+        " rotations are divided by the whole factor. Between betaSlow and betaFast, the divisor is interpolated.",
     )
     attention_factor: DecimalString | None = Field(
         None,
-        description="attentionFactor is the number that rotated queries and keys are multiplied by. Omitted: 0.1"
-        " ln(factor) + 1.",
+        description="attentionFactor is the number by which rotated queries and keys are multiplied. Omitted: 0.1"
+        " ln(factor) + 1, as in the paper.",
     )
 
 
 class Scaling(ApiModel):
-    type: Literal["Llama3", "Yarn"] = Field(description="type says which of the fields below is set.")
-    llama3: Llama3Scaling | None = Field(
-        None, description="llama3 scales as Llama 3.1 does. Omitted with every other type."
+    type: Literal["Llama3", "Yarn"] = Field(
+        description="type says which formula changes the rotary frequencies, and so which of the fields below must"
+        " be set."
     )
-    yarn: YarnScaling | None = Field(None, description="yarn scales as YaRN does. Omitted with every other type.")
+    llama3: Llama3Scaling | None = Field(
+        None,
+        description="llama3 has the parameters of the formula of Llama 3.1. Set it with type Llama3. Omitted with"
+        " every other type.",
+    )
+    yarn: YarnScaling | None = Field(
+        None,
+        description="yarn has the parameters of YaRN (arXiv 2309.00071). Set it with type Yarn. Omitted with every"
+        " other type.",
+    )
 
 
 class Rotary(ApiModel):
@@ -81,13 +99,15 @@ class Rotary(ApiModel):
 
     base: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "10000",
-        description="base determines the frequencies: pair i of a head turns by base^(-2i / headSize) a token."
-        " Omitted: as the family says, else 10000.",
+        description="base is the base of the rotary frequencies (theta): pair i of a head is rotated by base^(-2i /"
+        " headSize) radians per token. A larger base suits longer sequences. Omitted: the value of model.family;"
+        " without a family, 10000.",
     )
     scaling: Annotated[Scaling | None, Since(4)] = Field(
         None,
-        description="scaling stretches the frequencies for longer sequences than a model was trained on. Omitted: they"
-        " are as base says.",
+        description="scaling lowers rotary frequencies for sequences that are longer than those of an earlier"
+        " training. Set it to continue from weights whose config.json has rope_scaling. Omitted: frequencies follow"
+        " from base alone.",
     )
 
 
@@ -95,12 +115,14 @@ class Window(ApiModel):
     size: int = Field(
         ge=1,
         le=10_000_000,
-        description="size is the number of tokens that a token attends to: itself and those before it.",
+        description="size is the number of tokens to which each token attends: itself and the size - 1 tokens"
+        " before it.",
     )
     layers: Annotated[Layers, Field(min_length=1)] | None = Field(
         None,
-        description="layers are the layers, counted from 0, that have the window; the others attend to all earlier"
-        " tokens. It is no weight, so layers with and without it may share a block. Omitted: every layer has it.",
+        description="layers are the indices, counted from 0, of the layers with the window. The other layers attend"
+        " to all earlier tokens. A window has no weights, so layers with and without it may share a block. Omitted:"
+        " every layer has the window.",
         json_schema_extra=SET,
     )
 
@@ -109,37 +131,46 @@ class Attention(ApiModel):
     heads: int = Field(
         ge=1,
         le=10_000,
-        description="heads is the number of attention heads; without headSize, twice their number must divide"
-        " hiddenSize.",
+        description="heads is the number of attention heads. If headSize is omitted, hiddenSize must be a multiple"
+        " of 2 * heads.",
     )
     key_value_heads: Annotated[int | None, Since(4)] = Field(
         None,
         ge=1,
         le=10_000,
-        description="keyValueHeads is the number of heads that have keys and values of their own (grouped-query"
-        " attention); each serves heads / keyValueHeads neighbouring heads. Omitted: heads.",
+        description="keyValueHeads is the number of key and value heads (grouped-query attention; 1 is multi-query"
+        " attention). heads / keyValueHeads adjacent query heads use the same keys and values. Omitted: heads, so"
+        " every query head has its own.",
     )
     head_size: Annotated[int | None, Since(4)] = Field(
         None,
         ge=2,
         le=100_000,
-        description="headSize is the width of a head. Omitted: hiddenSize / heads.",
+        description="headSize is the number of features of a head. Omitted: hiddenSize / heads.",
     )
     bias: Annotated[Bias, Since(4)] = Field(
         default_factory=lambda: "None",
-        description="bias says which projections add a vector. None: none does. QueryKeyValue: those of queries, keys"
-        " and values. All: the output's, too. Omitted: as the family says, else None.",
+        description="bias says which projections of attention add a bias vector. None: no projection."
+        " QueryKeyValue: the projections of queries, keys and values. All: these and the output projection."
+        " Omitted: the value of model.family; without a family, None.",
     )
     query_key_norm: Annotated[QueryKeyNorm, Since(4)] = Field(
         default_factory=lambda: "None",
-        description="queryKeyNorm says what is normalised before positions turn queries and keys. None: nothing."
-        " PerHead: each head by itself, with one weight for all. AllHeads: all heads as one vector. Omitted: as the"
-        " family says, else None.",
+        description="queryKeyNorm says whether queries and keys pass an RMS norm before the rotary embedding. None:"
+        " no norm. PerHead: each head is normalized by itself, and all heads have the same weights. AllHeads: the"
+        " concatenation of all heads is normalized as one vector. Omitted: the value of model.family; without a"
+        " family, None.",
     )
     window: Annotated[Window | None, Since(4)] = Field(
-        None, description="window limits how far back tokens attend. Omitted: they attend to all earlier tokens."
+        None,
+        description="window is a sliding window: it limits the earlier tokens to which a token attends. Omitted:"
+        " each token attends to itself and to all earlier tokens.",
     )
-    rotary: Rotary = Field(Rotary(), description="rotary sets the rotary positions.")
+    rotary: Rotary = Field(
+        Rotary(),
+        description="rotary configures the rotary position embedding (RoPE). Its defaults suit models that are"
+        " trained from scratch.",
+    )
 
 
 class Norm(ApiModel):
@@ -147,24 +178,31 @@ class Norm(ApiModel):
 
     placement: Annotated[Placement, Since(4)] = Field(
         default_factory=lambda: "Pre",
-        description="placement says what is normalised. Pre: the input of attention and of the feed-forward part. Post:"
-        " their output, before it is added. Both: input and output. Omitted: as the family says, else Pre.",
+        description="placement says where a layer has RMS norms. Pre: on the input of attention and of the MLP."
+        " Post: on their output, before it is added to the residual stream. Both: on input and output. Omitted: the"
+        " value of model.family; without a family, Pre.",
     )
     epsilon: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "1e-6",
-        description="epsilon is added to the mean square; 1e-37 at least. Omitted: as the family says, else 1e-6.",
+        description="epsilon is the number added to the mean square, under the square root of an RMS norm; it is at"
+        " least 1e-37. Omitted: the value of model.family; without a family, 1e-6.",
     )
 
 
 class FeedForward(ApiModel):
-    size: int = Field(ge=1, le=1_000_000, description="size is the width between the matrices of the layer.")
+    size: int = Field(
+        ge=1, le=1_000_000, description="size is the intermediate size of the MLP: the number of its hidden features."
+    )
     activation: Activation = Field(
         default_factory=lambda: "GELU",
-        description="activation is the form of the feed-forward layer. GELU: two matrices. SwiGLU: three"
-        " matrices, one of which gates another. Omitted: as the family says, else GELU.",
+        description="activation is the form of the MLP. GELU: two matrices, up and down, with GELU between them."
+        " SwiGLU: three matrices, up, gate and down; SiLU(gate) multiplies up. Omitted: the value of model.family;"
+        " without a family, GELU.",
     )
     bias: Annotated[Literal["None", "All"], Since(4)] = Field(
-        "None", description="bias says whether the matrices add a vector. None: none does. All: each does."
+        "None",
+        description="bias says whether the matrices of the MLP add a bias vector. None: no matrix does. All: each"
+        " matrix does.",
     )
 
 
@@ -174,94 +212,103 @@ class TopK(ApiModel):
     per_token: int = Field(
         ge=1,
         le=10_000,
-        description="perToken is the number of experts that each token goes to, at most count.",
+        description="perToken is the number of experts that compute each token (k of top-k); at most count.",
     )
     size: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="size is the width between the matrices of an expert. Omitted: feedForward.size.",
+        description="size is the intermediate size of the MLP of one expert. Omitted: feedForward.size.",
     )
     score: Literal["Softmax", "Sigmoid"] = Field(
         "Softmax",
-        description="score makes scores of the router's outputs. Softmax: over all experts. Sigmoid: of each by"
-        " itself.",
+        description="score says how the router's outputs (logits) become scores of experts. Softmax: softmax over"
+        " all experts. Sigmoid: sigmoid of each logit, as in DeepSeek-V3.",
     )
     weights: Literal["Renormalised", "Scores"] = Field(
         "Renormalised",
-        description="weights says what the outputs of a token's experts are multiplied by. Renormalised: their"
-        " scores, divided by the sum of them. Scores: their scores.",
+        description="weights says by which numbers the outputs of a token's chosen experts are multiplied before"
+        " they are summed. Renormalised: by their scores, divided by the sum of these scores. Scores: by their"
+        " scores.",
     )
-    scale: DecimalString = Field("1", description="scale multiplies these weights.")
+    scale: DecimalString = Field(
+        "1",
+        description="scale is a constant that multiplies these weights; DeepSeek-V3 has 2.5. The default 1 leaves"
+        " them as they are.",
+    )
     shared_experts: int = Field(
         0,
         ge=0,
         le=1_000,
-        description="sharedExperts is the number of further experts of the same size that every token goes to, with"
-        " the weight 1.",
+        description="sharedExperts is the number of additional experts, of the same size, that compute every token"
+        " with weight 1. The router does not choose them, and count does not include them.",
     )
     bias_update_rate: Annotated[DecimalString | None, Since(4)] = Field(
         None,
-        description="biasUpdateRate gives each expert a balancing bias, which is added to its score when experts are"
-        " chosen and is in no weight. After each step the bias of an expert with fewer tokens than the mean grows by"
-        " the rate, that of one with more shrinks by it, and the mean of all is taken off, as in DeepSeek-V3, which"
-        " had 0.001. With 0 biases stay as they are. Omitted: there are none.",
+        description="biasUpdateRate turns on balancing without a loss term, as in DeepSeek-V3, which has 0.001."
+        " Each expert gets a balancing bias. The bias is added to the expert's score only when experts are chosen,"
+        " not in the weights of their outputs. After each step, the bias of an expert with fewer tokens than the"
+        " mean rises by this rate, and the bias of an expert with more tokens falls by it; then the mean of these"
+        " changes is subtracted from every bias. 0 freezes the biases. Omitted: experts have no balancing bias.",
     )
     auxiliary_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
-        description="auxiliaryLoss is the factor of a term that is added to the loss: for each layer and in the mean"
-        " over the sequences, count times the sum over the experts of the expert's share of the sequence's choices and"
-        " of its scores. It is 1, times the factor, where experts are in balance. The loss that is reported is without"
-        " it.",
+        description="auxiliaryLoss is the coefficient of a balance loss that is added to the training loss. The"
+        " balance loss of a layer and a sequence is count * sum over experts e of f_e * P_e, where f_e is the"
+        " fraction of the sequence's routing choices that went to e, and P_e is the mean score of e, with the"
+        " scores of each token divided by their sum. It is averaged over sequences and is 1 at perfect balance. The"
+        " reported loss does not include it. 0 turns it off.",
     )
     balance_over: Annotated[Literal["Sequence", "Step"], Since(4)] = Field(
         "Sequence",
-        description="balanceOver says of which tokens auxiliaryLoss takes the shares. Sequence: of each sequence, as in"
-        " DeepSeek-V3. Step: of all tokens of a step, so that single sequences may keep to few experts. Step needs all"
-        " micro-batches to have chosen before the first goes back through a layer: schedule Layered or GPipe, or one"
-        " micro-batch.",
+        description="balanceOver says over which tokens auxiliaryLoss takes its fractions. Sequence: over each"
+        " sequence, as in DeepSeek-V3. Step: over all tokens of a step, so a single sequence may use few experts."
+        " Step needs the routing choices of all micro-batches before the first backward pass of a layer: use"
+        " schedule Layered or GPipe, or one micro-batch.",
     )
     router_z_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
-        description="routerZLoss is the factor of a term that is added to the loss: for each layer the mean over the"
-        " tokens of the square of the logarithm of the sum of the exponentials of the router's outputs, which keeps"
-        " these small, as in ST-MoE, which had 0.001. The loss that is reported is without it; auxiliary_loss in the"
-        " metrics is with it.",
+        description="routerZLoss is the coefficient of the router z-loss (ST-MoE has 0.001), which keeps router"
+        " logits small: for each layer, the mean over tokens of logsumexp(logits)^2 is added to the training loss."
+        " The reported loss does not include it; auxiliary_loss in metrics.jsonl does. 0 turns it off.",
     )
 
 
 class MixtureOfExperts(ApiModel):
     type: Annotated[Literal["Prototypes", "TopK"], Since(4)] = Field(
         "Prototypes",
-        description="type says how tokens find experts. Prototypes: as prototypes and capacityFactor say. TopK: as topK"
-        " says.",
+        description="type says how tokens are routed to experts. Prototypes: experts form groups, and each group"
+        " routes every token to one of its experts, as in M6; set prototypes and capacityFactor. TopK: each token"
+        " goes to the experts with the highest scores, as in Mixtral and DeepSeek-V3; set topK.",
     )
     count: int = Field(
         ge=1,
         le=1_000_000,
-        description="count is the number of experts of a layer, over all prototypes; each is a feed-forward"
-        " layer as feedForward describes it, of another size if topK has one.",
+        description="count is the number of experts in a layer, over all prototypes. Each expert is an MLP of the"
+        " form of feedForward. topK.size may give experts another intermediate size than feedForward.size.",
     )
     prototypes: int = Field(
         1,
         ge=1,
         le=100_000,
-        description="prototypes is the number of groups of experts. Each group routes every token to one of its"
-        " experts, and the outputs of the groups are summed.",
+        description="prototypes is the number of groups of experts, with type Prototypes. Each group routes every"
+        " token to one of its experts, and the outputs of all groups are summed.",
     )
     capacity_factor: DecimalString = Field(
         "1.25",
-        description="capacityFactor is the number of tokens of a sequence, or of a document where documents are masked,"
-        " that an expert accepts, as a multiple of its even share of a sequence, rounded up. Further tokens pass the"
-        " layer unchanged. With a factor of count / prototypes no expert is ever full.",
+        description="capacityFactor limits the tokens of one sequence that an expert accepts, with type Prototypes:"
+        " at most capacityFactor * sequenceLength * prototypes / count tokens, rounded up. If"
+        " spec.data.documents.masking separates documents, the limit applies to each document. The expert does not"
+        " compute further tokens. With count / prototypes, no token is ever refused.",
     )
     top_k: Annotated[TopK | None, Since(4)] = Field(
-        None, description="topK is set with type TopK. Omitted with type Prototypes."
+        None, description="topK configures top-k routing. Set it with type TopK. Omitted with type Prototypes."
     )
     dense_layers: Annotated[Layers, Since(4)] = Field(
         [],
-        description="denseLayers are the layers, counted from 0, that have a feed-forward part as feedForward describes"
-        " it in place of experts. They share no block with other layers.",
+        description="denseLayers are the indices, counted from 0, of layers that have a dense MLP, as feedForward"
+        " describes it, in place of experts. They share no block with layers that have experts. The default is that"
+        " every layer has experts.",
         json_schema_extra=SET,
     )
 
@@ -271,15 +318,21 @@ class Model(ApiModel):
 
     family: Family | None = Field(
         None,
-        description="family fills what is omitted of attention, norm and feedForward as the models of that name have"
-        " it; sizes are always given. Omitted: it is filled as the fields themselves say.",
+        description="family is a model family whose published architecture fills the omitted fields of attention,"
+        " norm and feedForward. Set it to train or continue such a model. Sizes are never filled. Omitted: omitted"
+        " fields have the defaults that their descriptions name.",
     )
     layers: int = Field(
         ge=1,
         le=10_000,
-        description="layers is the number of transformer layers; phases before the last may have fewer.",
+        description="layers is the number of transformer layers of the final model. Phases before the last one may"
+        " train fewer (phases[].layers).",
     )
-    hidden_size: int = Field(ge=2, le=1_000_000, description="hiddenSize is the width of the residual stream.")
+    hidden_size: int = Field(
+        ge=2,
+        le=1_000_000,
+        description="hiddenSize is the number of features of a token in the residual stream (d_model).",
+    )
     sequence_length: int = Field(
         ge=2, le=10_000_000, description="sequenceLength is the number of tokens in a training sequence."
     )
@@ -288,36 +341,43 @@ class Model(ApiModel):
         ge=1,
         le=10_000_000,
         description="vocabularySize is the number of rows of the embedding and of the head: at least the number of"
-        " tokens of the data, which is 256 where text is trained on as bytes. Rows beyond those take part in the loss"
-        " like any other.",
+        " tokens of the tokenizer. The default 256 fits text that is trained as bytes. Rows beyond the tokenizer's"
+        " tokens take part in the softmax.",
     )
     embeddings: Annotated[Literal["Separate", "Tied"], Since(4)] = Field(
         "Separate",
-        description="embeddings says whether the embedding and the head are one matrix. Separate: two matrices, in a"
-        " unit each. Tied: one matrix, which is in one unit with the final norm, the unit embedding.",
+        description="embeddings says whether the embedding and the head have separate weights. Separate: two"
+        " matrices, in two units. Tied: one matrix; it and the final norm are the unit embedding, and there is no"
+        " unit head.",
     )
     initial_weights: Annotated[InitialWeights, Since(4)] = Field(
         "FanIn",
-        description="initialWeights says how matrices begin, with L layers. FanIn: normal numbers with the standard"
-        " deviation fan-in^-1/2, divided by (2 L)^1/2 in matrices whose output is added to the residual stream; 1 in an"
-        " embedding of its own. HuggingFace: 0.02 everywhere. Megatron: 0.02, divided by (2 L)^1/2 in those matrices."
-        " OLMo2: 0.02, with nothing beyond three standard deviations. TorchTitan: as Megatron, but 1 in an embedding"
-        " of its own, hiddenSize^-1/2 in the head, with nothing beyond three standard deviations, and the matrix up"
-        " of SwiGLU is divided, too.",
+        description="initialWeights is the distribution of initial weights in a model with L layers. All are normal"
+        " with mean 0; output matrices are those whose output is added to the residual stream. FanIn: standard"
+        " deviation fan-in^-1/2, divided by (2 L)^1/2 in output matrices, and 1 in an untied embedding."
+        " HuggingFace: 0.02 in every matrix. Megatron: 0.02, divided by (2 L)^1/2 in output matrices. OLMo2: 0.02,"
+        " truncated at three standard deviations. TorchTitan: as Megatron, but truncated at three standard"
+        " deviations, with 1 in an untied embedding and hiddenSize^-1/2 in the head, and with the matrix up of"
+        " SwiGLU divided like output matrices.",
     )
     logit_soft_cap: Annotated[DecimalString | None, Since(4)] = Field(
         None,
-        description="logitSoftCap bounds the logits: each becomes logitSoftCap * tanh(logit / logitSoftCap). Omitted:"
-        " they are not bounded.",
+        description="logitSoftCap bounds the logits of the head, as in Gemma 2: each logit x becomes logitSoftCap *"
+        " tanh(x / logitSoftCap). Omitted: logits are not bounded.",
     )
-    attention: Attention = Field(description="attention describes the attention of each layer.")
-    norm: Norm = Field(Norm(), description="norm describes the norms.")
-    feed_forward: FeedForward = Field(description="feedForward describes the feed-forward part of each layer.")
+    attention: Attention = Field(description="attention describes the causal self-attention of every layer.")
+    norm: Norm = Field(
+        Norm(), description="norm describes the RMS norms: the norms of the layers, and the final norm before the head."
+    )
+    feed_forward: FeedForward = Field(
+        description="feedForward describes the MLP (feed-forward part) of every layer, or each expert's, if the"
+        " model has experts."
+    )
     experts: MixtureOfExperts | None = Field(
         None,
-        description="experts replace the feed-forward part of each layer. They belong to the unit of"
-        " their block: they share its home and its shards and are not spread over ranks one by one."
-        " Omitted: the model is dense.",
+        description="experts makes the model a mixture of experts: each layer has a router and experts in place of"
+        " its MLP. The experts of a layer are a unit of their own, blocks.N.experts, with a home and shards of its"
+        " own. parallelism.expertRanks spreads them over ranks. Omitted: the model is dense.",
     )
 
     @model_validator(mode="before")

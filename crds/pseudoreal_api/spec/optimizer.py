@@ -18,20 +18,22 @@ TensorGroup = Literal["Embedding", "Head", "Attention", "FeedForward", "Experts"
 class Clipping(ApiModel):
     mode: ClippingMode = Field(
         "Global",
-        description="mode says which norm bounds the gradient. Global: the norm of the whole gradient; updates"
-        " wait for all of it and overlap the next step's forward pass. PerUnit: each unit's own norm;"
-        " updates overlap the backward pass. None: no bound; updates overlap the backward pass.",
+        description="mode says which gradient norm is limited. Global: the norm of the whole gradient, as in"
+        " torch.nn.utils.clip_grad_norm_; updates start after the backward pass and overlap the next forward pass."
+        " PerUnit: the norm of each unit by itself; updates overlap the backward pass. None: no limit; updates"
+        " overlap the backward pass.",
     )
     norm: DecimalString = Field(
         "1.0",
-        description="norm is the largest norm that a gradient (PerUnit: a unit's gradient) may have; a larger one"
-        " is scaled down to it.",
+        description="norm is the maximum gradient norm. A larger gradient (with PerUnit, a unit's gradient) is"
+        " scaled down to this norm.",
     )
     updates: Annotated[Literal["AfterNorm", "Speculative"], Since(4)] = Field(
         "AfterNorm",
-        description="updates says when updates start with mode Global. AfterNorm: when the norm is known. Speculative:"
-        " on the host, when a unit's gradient is reduced; a clipped step undoes and repeats"
-        " them. Same bits; needs memory for a copy of weights and moments.",
+        description="updates says when updates start, with mode Global. AfterNorm: when the norm of the whole"
+        " gradient is known. Speculative: on the host, as soon as the gradient of a unit is reduced; if the step is"
+        " then clipped, its updates are undone and repeated. The results have the same bits. Speculative needs"
+        " memory for a second copy of weights and moments.",
     )
 
 
@@ -39,18 +41,20 @@ class Multiplier(ApiModel):
     """What is different for some of the tensors."""
 
     tensors: TensorGroup = Field(
-        description="tensors names them. Embedding, Head: that matrix; where model.embeddings are Tied, the one matrix"
-        " is the Embedding. Attention: the matrices of attention. FeedForward: those of feed-forward parts without"
-        " experts. Experts: those of experts, shared ones included. Router: the router's. Norms: the weights of norms."
-        " Biases: what projections add; a balancing bias is not one of them."
+        description="tensors is the group of tensors to which the multiplier applies. Embedding, Head: this matrix;"
+        " tied embeddings are one matrix, Embedding. Attention: the matrices of attention. FeedForward: the"
+        " matrices of dense MLPs. Experts: the matrices of experts, shared ones included. Router: the routers."
+        " Norms: the weights of norms. Biases: the bias vectors of projections, without balancing biases of"
+        " experts."
     )
     learning_rate: DecimalString = Field(
         "1",
-        description="learningRate multiplies their learning rate; 0 keeps them as they are.",
+        description="learningRate is the number that multiplies the learning rate of these tensors. 0 freezes them.",
     )
     weight_decay: DecimalString = Field(
         "1",
-        description="weightDecay multiplies their weight decay, beside learningRate.",
+        description="weightDecay is the number that multiplies the weight decay of these tensors, in addition to"
+        " the multiplier learningRate. 0: they do not decay.",
     )
 
 
@@ -60,90 +64,99 @@ class Optimizer(ApiModel):
 
     algorithm: Annotated[Literal["AdamW", "Muon"], Since(4)] = Field(
         "AdamW",
-        description="algorithm of the update. Muon: for the matrices of attention, of feed-forward parts and of each"
-        " expert, the momentum with all singular values near 1, at the scale of AdamW's updates (arXiv 2502.16982);"
-        " AdamW for all other tensors. Muon needs whole matrices, so no stateSharding, and moments Master; 4 bytes a"
-        " parameter of these matrices less.",
+        description="algorithm is the optimizer. AdamW: for all tensors. Muon: momentum orthogonalized by"
+        " Newton-Schulz, at the scale of AdamW's updates (arXiv 2502.16982), for the matrices of attention, MLPs"
+        " and experts; AdamW for all other tensors. Muon saves 4 bytes per parameter of these matrices. It needs"
+        " stateSharding None, as it needs whole matrices, and moments Master.",
     )
-    learning_rate: DecimalString = Field("3e-4", description="learningRate is the peak learning rate.")
+    learning_rate: DecimalString = Field(
+        "3e-4", description="learningRate is the peak learning rate: the value after the warm-up."
+    )
     warmup_steps: int = Field(
         100,
         ge=0,
         le=1_000_000_000,
-        description="warmupSteps is the number of steps of linear warm-up, counted from the job's start.",
+        description="warmupSteps is the number of steps, from the start of the job, in which the learning rate"
+        " rises linearly from 0 to its peak.",
     )
     schedule: Literal["Cosine", "Linear", "Constant", "WarmupStableDecay"] = Field(
         "Cosine",
-        description="schedule says how the learning rate changes from the end of the warm-up to the end of the"
-        " last phase. Cosine, Linear: it decays along that curve. Constant: it stays at the peak."
-        " WarmupStableDecay: it stays at the peak and decays linearly at the end.",
+        description="schedule says how the learning rate changes after the warm-up, until the end of the last"
+        " phase. Cosine, Linear: it falls along that curve to finalFraction of the peak. Constant: it stays at the"
+        " peak. WarmupStableDecay: it stays at the peak, then falls linearly during the last steps (decayFraction).",
     )
     decay_fraction: DecimalString = Field(
         "0.2",
-        description="decayFraction is the share of the steps after the warm-up, at their end, in which"
-        " WarmupStableDecay decays.",
+        description="decayFraction is the fraction of the steps after the warm-up in which the learning rate falls"
+        " at the end, with schedule WarmupStableDecay.",
     )
     final_fraction: DecimalString = Field(
-        "0.1", description="finalFraction is the learning rate at the end of the last phase, as a share of the peak."
+        "0.1", description="finalFraction is the learning rate at the end of the last phase, as a fraction of the peak."
     )
     weight_decay: DecimalString = Field(
         "0.1",
-        description="weightDecay is the decoupled weight decay of all matrices but those of decayExclusions. Biases and"
-        " the weights of norms do not decay.",
+        description="weightDecay is the decoupled weight decay of all matrices except those of decayExclusions."
+        " Biases and weights of norms never decay.",
     )
     decay_exclusions: Annotated[list[Literal["Embedding", "Head"]], Since(4)] = Field(
         [],
         max_length=2,
-        description="decayExclusions are matrices that do not decay. Where model.embeddings are Tied, the one matrix is"
-        " the Embedding.",
+        description="decayExclusions are matrices without weight decay. The default excludes none. With tied"
+        " embeddings, the one matrix is Embedding.",
         json_schema_extra=SET,
     )
     multipliers: Annotated[list[Multiplier], Field(max_length=8), Since(4)] = Field(
         [],
-        description="multipliers give groups of tensors another learning rate or weight decay.",
+        description="multipliers give groups of tensors another learning rate or weight decay. The default gives"
+        " all tensors the same.",
         json_schema_extra=list_map("tensors"),
     )
-    beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of AdamW's first moment.")
-    beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of AdamW's second moment.")
+    beta1: DecimalString = Field(
+        "0.9", description="beta1 is the exponential decay rate of the first moment of AdamW; less than 1."
+    )
+    beta2: DecimalString = Field(
+        "0.95", description="beta2 is the exponential decay rate of the second moment of AdamW; less than 1."
+    )
     epsilon: Annotated[DecimalString, Since(4)] = Field(
         "1e-8",
-        description="epsilon is added to the root of the second moment, which divides the first; 1e-37 at least.",
+        description="epsilon is added to the square root of AdamW's second moment, by which the update is divided;"
+        " at least 1e-37.",
     )
     moments: Annotated[MomentFormat, Since(4)] = Field(
         "Master",
-        description="moments is their format. Master: that of master weights. BFloat16, Float8: rounded stochastically,"
-        " alike in every layout; slower updates. BFloat16: 4 bytes a parameter less. Float8: 5.9 less, in blocks of 16"
-        " 8-bit floats with a common scale.",
+        description="moments is the number format in which AdamW's moments are stored. Master: the format of master"
+        " weights. BFloat16: saves 4 bytes per parameter. Float8: saves 5.9 bytes per parameter; 16 numbers have a"
+        " common scale. BFloat16 and Float8 are rounded stochastically, with the same bits in every layout; updates"
+        " take longer.",
     )
-    clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
+    clipping: Clipping = Field(Clipping(), description="clipping limits the norm of the gradient.")
     z_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
-        description="zLoss is the factor of a term of the loss: the mean over the tokens of the square of"
-        " the logarithm of the softmax's denominator. It keeps logits small; 1e-5 is usual. The reported"
-        " loss is without it.",
+        description="zLoss is the coefficient of the z-loss, which keeps logits small: the mean over tokens of"
+        " logsumexp(logits)^2 is added to the training loss. 1e-5 is usual. The reported loss does not include it."
+        " 0 turns it off.",
     )
     non_finite: Literal["Fail", "Skip"] = Field(
         "Fail",
-        description="nonFinite says what follows when a loss or a gradient is infinite or not a number. Fail: the"
-        " execution ends before such a value reaches a weight. Skip: the update is left out, of the whole"
-        " model with clipping Global or if the loss is not finite, else of each unit (embedding, block, head) whose"
-        " gradient is not; training goes on with the next samples."
-        " After 10 such steps in a row the execution ends.",
+        description="nonFinite says what happens if a loss or gradient is infinite or NaN. Fail: the execution ends"
+        " before such a value reaches a weight. Skip: the update is skipped, and training continues with the next"
+        " samples. If clipping is Global, or the loss is not finite, the whole update is skipped; otherwise, only"
+        " units whose gradient is not finite. After 10 such steps in a row, the execution ends.",
     )
     idle_experts: Annotated[Literal["Update", "Skip"], Since(4)] = Field(
         "Update",
-        description="idleExperts says what happens in a step to experts that none of its tokens chose. Update: they are"
-        " updated with a gradient of zero: their moments shrink, and the weights go on by the first moment and decay."
-        " Skip: their weights and moments stay as they are, and the bias correction counts all steps of the job."
-        " Needs clipping Global.",
+        description="idleExperts says how a step updates experts to which none of its tokens were routed. Update:"
+        " with a zero gradient, like torch with dense gradients: moments decay, and weights change by the first"
+        " moment and by weight decay. Skip: weights and moments stay as they are; bias correction still counts all"
+        " steps. Skip needs clipping Global.",
     )
 
 
 class Precision(ApiModel):
     compute: Literal["bfloat16", "float32", "float64"] = Field(
         "bfloat16",
-        description="compute is the number format of the forward and backward pass. Master weights are float32"
-        " (float64 with float64, which exists for exact comparisons).",
+        description="compute is the number format of forward and backward passes. Master weights are float32; with"
+        " float64, which serves exact comparisons, they are float64.",
     )
     gradients: Annotated[GradientFormat, Since(4)] = Field(
         "Master",
@@ -152,5 +165,7 @@ class Precision(ApiModel):
         " home, and in the home if that is not the device.",
     )
     kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
-        "Fastest", description="kernels of GPUs. Deterministic: with the same bits in each run of a layout; slower."
+        "Fastest",
+        description="kernels says which GPU kernels are used. Fastest: the fastest; two runs may differ in"
+        " rounding. Deterministic: kernels that give the same bits in each run with the same layout; slower.",
     )

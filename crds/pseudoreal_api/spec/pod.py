@@ -10,15 +10,18 @@ from pseudoreal_api.spec.kubernetes import POD_TEMPLATE, VALUE_SOURCE
 
 class EnvVar(ApiModel):
     name: str = Field(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="name is the name of the variable."
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="name is the name of the environment variable."
     )
     value: str | None = Field(
-        None, max_length=32_768, description="value is the value of the variable, instead of valueFrom."
+        None,
+        max_length=32_768,
+        description="value is the value of the environment variable. Omitted: valueFrom says where the value comes"
+        " from.",
     )
     value_from: dict[str, Any] | None = Field(
         None,
-        description="valueFrom is where the value comes from, as in a container: secretKeyRef, configMapKeyRef,"
-        " fieldRef or resourceFieldRef. It stands there instead of value.",
+        description="valueFrom is the source of the value, as in a container: secretKeyRef, configMapKeyRef,"
+        " fieldRef or resourceFieldRef. Omitted: value is the value.",
         json_schema_extra=VALUE_SOURCE,
     )
 
@@ -28,25 +31,25 @@ class Pod(ApiModel):
         None,
         min_length=1,
         max_length=1024,
-        description="image is the trainer image. Omitted: the one that the operator was installed with.",
+        description="image is the trainer image. Omitted: the image that the operator was installed with.",
     )
     env: Annotated[list[EnvVar], Field(max_length=100)] = Field(
         [],
-        description="env lists environment variables that are added to the trainer container.",
+        description="env lists environment variables that are added to the trainer container. The default adds none.",
         json_schema_extra=list_map("name"),
     )
     termination_grace_period_seconds: int | None = Field(
         None,
         ge=1,
         le=86_400,
-        description="terminationGracePeriodSeconds is the time that a pod has to save a checkpoint when it is"
-        " asked to stop; after it the pod is killed. Omitted: 120.",
+        description="terminationGracePeriodSeconds is the time, in seconds, that a pod gets to save a checkpoint"
+        " after it was asked to stop; then it is killed. Raise it if saving takes longer. Omitted: 120.",
     )
     template: dict[str, Any] = Field(
         {},
-        description="template is laid over every pod. It is a PodTemplateSpec of core/v1: labels and annotations as"
-        " metadata, and spec. Lists of named entries merge by name, everything else replaces. The container is called"
-        " trainer.",
+        description="template is a PodTemplateSpec of core/v1 (metadata with labels and annotations, and spec) that"
+        " is merged over each pod that the operator builds. Lists of named entries are merged by name; every other"
+        " value replaces. The trainer's container is called trainer. The default changes nothing.",
         json_schema_extra=POD_TEMPLATE,
     )
 
@@ -59,17 +62,18 @@ class Gang(ApiModel):
 
     policy: GangPolicy = Field(
         "None",
-        description="policy says who gives nodes to all pods of a phase at once, or to none of them. Native:"
-        " Kubernetes' own PodGroup (scheduling.k8s.io/v1beta1). SchedulerPlugins: the coscheduling of"
-        " scheduler-plugins. Volcano: the scheduler volcano. None: each pod gets a node by itself;"
-        " deadlines.startupSeconds lets them go again.",
+        description="policy says which scheduler places all pods of a phase together or none of them. None: no"
+        " gang; each pod is placed by itself, and deadlines.startupSeconds releases pods that wait in vain. Native:"
+        " the PodGroup of Kubernetes (scheduling.k8s.io/v1beta1). SchedulerPlugins: the coscheduling plugin of"
+        " scheduler-plugins. Volcano: the scheduler volcano.",
     )
     timeout_seconds: int | None = Field(
         None,
         ge=1,
         le=86_400,
-        description="timeoutSeconds is how long pods that have a node wait for the others before all of them let go of"
-        " theirs, with the policy SchedulerPlugins. Omitted: as long as that scheduler is set to.",
+        description="timeoutSeconds is the time, with policy SchedulerPlugins, for which pods that were assigned a"
+        " node wait for the other pods of the gang; then all give up their nodes. Omitted: the default of that"
+        " scheduler.",
     )
 
 
@@ -87,13 +91,14 @@ class Topology(ApiModel):
 
     required: _LabelKey | None = Field(
         None,
-        description="required is the key of a label of nodes, such as topology.kubernetes.io/zone: all pods of an"
-        " execution are on nodes with one value of it, or wait. Omitted: preferred says where they are.",
+        description="required is the key of a node label, such as topology.kubernetes.io/zone. All pods of an"
+        " execution run on nodes with the same value of this label; if there is no room, they wait. Omitted: set"
+        " preferred instead.",
     )
     preferred: _LabelKey | None = Field(
         None,
-        description="preferred is the key of a label of nodes: pods of an execution are on nodes with as few values of"
-        " it as there is room for. Omitted: required says where they are.",
+        description="preferred is the key of a node label. The pods of an execution run on nodes with as few"
+        " different values of this label as there is room for. Omitted: set required instead.",
     )
 
     @property
@@ -108,30 +113,34 @@ class Scheduling(ApiModel):
         None,
         min_length=1,
         max_length=63,
-        description="queue is the Kueue LocalQueue that the phases' Jobs are submitted to; their pods are made when it"
-        " admits them. Omitted: they are made at once.",
+        description="queue is the name of the Kueue LocalQueue to which the Jobs of phases are submitted. Their"
+        " pods are created when the queue admits them. Omitted: no queue; pods are created at once.",
     )
     queue_delink: bool = Field(
         False,
-        description="queueDelink says whether delinks, which need no GPU, wait in the queue as well. false: they are"
-        " made at once.",
+        description="queueDelink says whether delinks wait in the queue, too. They need no GPU. false: delinks run"
+        " at once.",
     )
     workload_priority_class_name: str | None = Field(
         None,
         min_length=1,
         max_length=63,
-        description="workloadPriorityClassName is the Kueue WorkloadPriorityClass that says which job of a queue comes"
-        " first, and which one makes room. Omitted: priorityClassName says it.",
+        description="workloadPriorityClassName is the Kueue WorkloadPriorityClass of the job: it decides which job"
+        " of a queue is admitted first and which one is preempted. Omitted: priorityClassName decides.",
     )
-    gang: Gang = Field(Gang(), description="gang says whether the pods of a phase get nodes all at once.")
+    gang: Gang = Field(
+        Gang(),
+        description="gang says whether the pods of a phase are scheduled all at once. Set it if other jobs compete"
+        " for the same nodes and no queue coordinates them.",
+    )
     topology: Topology | None = Field(
         None,
-        description="topology says that the pods of an execution are near each other, and that ranks are numbered by"
-        " domain and node. Omitted: they are where there is room, and numbered as the pods are.",
+        description="topology places the pods of an execution near each other in the network, and numbers ranks by"
+        " domain and node. Omitted: pods run anywhere, and ranks are numbered by pod.",
     )
     priority_class_name: str | None = Field(
         None,
         min_length=1,
         max_length=253,
-        description="priorityClassName is the priority class of the pods. Omitted: that of the cluster.",
+        description="priorityClassName is the PriorityClass of the pods. Omitted: the default of the cluster.",
     )

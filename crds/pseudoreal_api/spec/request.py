@@ -13,11 +13,12 @@ class Request(ApiModel):
     """A request is served once; its id then stands in status.servedRequests."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)] = Field(
-        description="id tells this request from all others of the job; a new request needs a new one."
+        description="id is a text of your choice that identifies the request among all requests of the job. A new"
+        " request needs a new id."
     )
     type: RequestType = Field(
-        description="type says what is asked for. FinishPhase: the phase ends now, or as soon as it trains, through a"
-        " committed checkpoint. RepeatPhase: the phase is trained again from the checkpoint that it started from, and"
-        " so are the phases after it.",
+        description="type is the command. FinishPhase: end the phase now, or as soon as it starts to train, with a"
+        " committed checkpoint. RepeatPhase: train the phase again from the checkpoint from which it started, and"
+        " also the phases after it.",
     )
-    phase: DnsLabel = Field(description="phase is the name of a phase of the job.")
+    phase: DnsLabel = Field(description="phase is the name of the phase to which the request applies.")

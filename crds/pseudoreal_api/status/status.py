@@ -38,62 +38,70 @@ class Condition(StatusModel):
     type: str = Field(
         max_length=316, description="type is Accepted, Progressing, Delinked, Suspended, Complete or Failed."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="status is True, False or Unknown.")
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="status says whether the condition holds: True, False or Unknown."
+    )
     reason: str = Field(
         max_length=1024,
-        description="reason is one word for programs.",
+        description="reason is one word for programs that says why status has its value.",
         # Only in the schema, not in the model: an operator must be able to read any stored reason.
         json_schema_extra={"pattern": r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
     )
     message: str = Field(
-        max_length=32_768, description="message is a sentence for people: what is the case, and what to do about it."
+        max_length=32_768, description="message is a sentence for people: what happened, and what to do about it."
     )
     last_transition_time: str = Field(
         description="lastTransitionTime is the time at which status last changed.", json_schema_extra=TIME
     )
     observed_generation: int = Field(
-        0, description="observedGeneration is the generation of the spec that the condition speaks of."
+        0, description="observedGeneration is the metadata.generation of the spec to which the condition applies."
     )
 
 
 class Replicas(StatusModel):
-    desired: int = Field(0, description="desired is the number of pods that the current phase wants.")
-    ready: int = Field(0, description="ready is the number of pods that are running.")
+    desired: int = Field(0, description="desired is the number of pods that the current phase should have.")
+    ready: int = Field(0, description="ready is the number of these pods that run.")
     failed: int = Field(0, description="failed is the number of pods of the newest execution that failed.")
 
 
 class ExpertLoad(StatusModel):
     largest: _Number = Field(
-        description="largest is the tokens of the expert with the most, as a multiple of the mean of its layer's"
-        " experts; 1 is balance."
+        description="largest is the largest load of an expert: its number of tokens, divided by the mean of the"
+        " experts of its layer. 1 is perfect balance."
     )
-    idle: _Number = Field(description="idle is the share of all experts that no token chose.")
-    dropped: _Number = Field(description="dropped is the share of the choices that experts refused, as they were full.")
+    idle: _Number = Field(description="idle is the fraction of all experts to which no token was routed.")
+    dropped: _Number = Field(description="dropped is the fraction of routing choices that full experts refused.")
     router_entropy: _Number = Field(
-        description="routerEntropy is the mean entropy of the probabilities that routers give to experts, in nats."
+        description="routerEntropy is the mean entropy, in nats, of the probabilities that routers assign to"
+        " experts. 0: each token has one clear expert."
     )
 
 
 class Progress(StatusModel):
-    step: int = Field(description="step is the number of training steps done, from the job's start.")
+    step: int = Field(description="step is the number of completed training steps, counted from the start of the job.")
     total_steps: int | None = Field(
-        None, description="totalSteps is the training step at which the last phase ends at the latest."
+        None, description="totalSteps is the training step at which the last phase ends if nothing ends a phase early."
     )
-    percent: int | None = Field(None, description="percent is the share of the training steps that is done.")
+    percent: int | None = Field(None, description="percent is step as a percentage of totalSteps.")
     phase_remaining_seconds: int | None = Field(
-        None, description="phaseRemainingSeconds is an estimate of the time that the current phase still takes."
+        None, description="phaseRemainingSeconds is the estimated time, in seconds, until the current phase ends."
     )
-    tokens: int = Field(0, description="tokens is the number of tokens trained, from the job's start.")
+    tokens: int = Field(0, description="tokens is the number of trained tokens, counted from the start of the job.")
     loss: _Number | None = Field(None, description="loss is the training loss of the newest step, in nats per token.")
     validation_loss: _Number | None = Field(
         None, description="validationLoss is the newest validation loss, in nats per token."
     )
-    tokens_per_second: _Number | None = Field(None, description="tokensPerSecond is the rate over the newest steps.")
+    tokens_per_second: _Number | None = Field(
+        None,
+        description="tokensPerSecond is the number of trained tokens per second, over the newest steps and all ranks.",
+    )
     experts: ExpertLoad | None = Field(
-        None, description="experts is how the tokens of the newest step spread over experts. Omitted: it has none."
+        None,
+        description="experts says how evenly the tokens of the newest step were distributed over experts. Omitted:"
+        " the model has no experts, or no step was reported.",
     )
     last_updated_time: str = Field(
-        description="lastUpdatedTime is the time at which the operator read these figures.", json_schema_extra=TIME
+        description="lastUpdatedTime is the time at which the operator read these numbers.", json_schema_extra=TIME
     )
 
 
@@ -101,7 +109,7 @@ class CheckpointStatus(StatusModel):
     latest: _Name = Field(description="latest is the name of the newest committed checkpoint that a pod reported.")
     step: int = Field(description="step is the training step of that checkpoint.")
     saved_time: str | None = Field(
-        None, description="savedTime is the time at which it was committed.", json_schema_extra=TIME
+        None, description="savedTime is the time at which this checkpoint was committed.", json_schema_extra=TIME
     )
 
 
@@ -110,146 +118,184 @@ class Discard(StatusModel):
     beforeExecution and of fromStep or later."""
 
     before_execution: int = Field(
-        description="beforeExecution is the number of an execution: only checkpoints of earlier ones are discarded."
+        description="beforeExecution is the number of an execution. Only checkpoints of executions with a smaller"
+        " number are discarded."
     )
-    from_step: int = Field(description="fromStep is the first training step whose checkpoints are discarded.")
+    from_step: int = Field(
+        description="fromStep is the first training step whose checkpoint is discarded; checkpoints of earlier"
+        " steps stay valid."
+    )
     continued: bool = Field(
-        True, description="continued says whether checkpoints of the job that this one continues are discarded as well."
+        True,
+        description="continued says whether checkpoints of the job named by checkpoint.continueFrom are discarded"
+        " as well.",
     )
 
 
 class Transition(StatusModel):
     """Transition from one phase to the next by a delink."""
 
-    id: _Name = Field(description="id changes with every new try to reach the next phase.")
-    from_phase: _Name = Field(description="fromPhase is the phase that ended.")
-    to_phase: _Name = Field(description="toPhase is the phase that is to start.")
-    start_time: str = Field(description="startTime is the time at which the transition began.", json_schema_extra=TIME)
-    deadline: str = Field(description="deadline is the time at which delink.onTimeout applies.", json_schema_extra=TIME)
+    id: _Name = Field(description="id identifies this attempt to reach the next phase; each new attempt has a new id.")
+    from_phase: _Name = Field(description="fromPhase is the name of the phase that ended.")
+    to_phase: _Name = Field(description="toPhase is the name of the phase that starts next.")
+    start_time: str = Field(
+        description="startTime is the time at which the transition started.", json_schema_extra=TIME
+    )
+    deadline: str = Field(
+        description="deadline is the time after which delink.onTimeout applies.", json_schema_extra=TIME
+    )
 
 
 class Fault(StatusModel):
     """What ended an execution, or its ranks, before their time."""
 
-    execution: int = Field(description="execution is the number of the execution that the fault ended.")
-    time: str = Field(description="time is the time at which the execution ended.", json_schema_extra=TIME)
-    reason: str = Field(max_length=1024, description="reason is one word for programs.")
-    pod: _Name | None = Field(None, description="pod is the pod in which the fault began.")
-    node: _Name | None = Field(None, description="node is the node of that pod.")
+    execution: int = Field(
+        description="execution is the number of the execution that the fault or disruption interrupted."
+    )
+    time: str = Field(description="time is the time of the interruption.", json_schema_extra=TIME)
+    reason: str = Field(max_length=1024, description="reason is one word for programs that says what happened.")
+    pod: _Name | None = Field(None, description="pod is the name of the pod in which it began. Omitted: unknown.")
+    node: _Name | None = Field(None, description="node is the node of that pod. Omitted: unknown.")
     restart_in_place: int | None = Field(
         None,
-        description="restartInPlace says that ranks were restarted in the same pods, for which time in that execution."
-        " Omitted: the fault ended its pods.",
+        description="restartInPlace is the number of the restart in place that followed, counted within the"
+        " execution from 1. Omitted: the pods were created again.",
     )
 
 
 class RestartsInPlace(StatusModel):
     """Newest execution with restarts of ranks in place."""
 
-    phase: _Name = Field(description="phase is the name of the phase that it trains.")
-    execution: int = Field(description="execution is its number.")
-    restarts: int = Field(description="restarts is the number of times that its ranks were restarted in place.")
-    message: str = Field(max_length=1024, description="message is a sentence on why they were the last time.")
+    phase: _Name = Field(description="phase is the name of the phase that this execution trains.")
+    execution: int = Field(
+        description="execution is the number of the newest execution whose ranks restarted in place."
+    )
+    restarts: int = Field(description="restarts is the number of restarts in place of this execution.")
+    message: str = Field(
+        max_length=1024, description="message is a sentence that says why the ranks restarted the last time."
+    )
 
 
 class TakenPlace(StatusModel):
     worker: int = Field(description="worker is the number of the worker whose pod was lost.")
-    pod: int = Field(description="pod is the completion index of the pod that has its place.")
+    pod: int = Field(description="pod is the completion index of the spare pod that replaces the worker.")
 
 
 class Spares(StatusModel):
     """Newest execution with lost workers replaced by spare pods."""
 
-    phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
-    execution: int = Field(description="execution is its number.")
-    restart: int = Field(description="restart is the number of the restart in place with which the last of them began.")
+    phase_name: _Name = Field(description="phaseName is the name of the phase that this execution trains.")
+    execution: int = Field(
+        description="execution is the number of the newest execution in which spare pods replaced workers."
+    )
+    restart: int = Field(
+        description="restart is the number of the restart in place in which the last replacement took effect."
+    )
     own_restarts: int = Field(
-        description="ownRestarts is how many more restarts in place its pods may decide on by themselves."
+        description="ownRestarts is the number of further restarts in place that the pods may start without the"
+        " operator."
     )
     places: Annotated[list[TakenPlace], Field(max_length=MOST_SPARES)] = Field(
-        description="places are those that spare pods have.", json_schema_extra=ATOMIC
+        description="places lists the replaced workers and the spare pods that replace them.", json_schema_extra=ATOMIC
     )
-    message: str = Field(max_length=1024, description="message is a sentence on the last of them.")
+    message: str = Field(max_length=1024, description="message is a sentence about the last replacement.")
 
 
 class Retries(StatusModel):
     """Consecutive restarts without a new checkpoint in between, for any reason."""
 
-    restarts: int = Field(description="restarts is their number. The wait before the next restart doubles with each.")
+    restarts: int = Field(
+        description="restarts is the number of consecutive restarts without a new checkpoint, for any reason. The"
+        " wait before the next restart doubles with each."
+    )
     disruptions: int = Field(
-        0, description="disruptions is the number of those that do not count against restart.maxRestarts."
+        0, description="disruptions is the number of these restarts that do not count against restart.maxRestarts."
     )
     checkpoint: _Name | None = Field(
         None,
-        description="checkpoint is the newest checkpoint since the first of these restarts. Omitted: there is none.",
+        description="checkpoint is the newest checkpoint at the time of the first of these restarts; a newer one"
+        " resets the numbers. Omitted: there was none.",
     )
 
 
 class NodeRanks(StatusModel):
     node: _Name = Field(description="node is the name of the node.")
-    ranks: _Ranges = Field(description="ranks are the numbers of the ranks on the node, such as 0-7,16-23.")
+    ranks: _Ranges = Field(description="ranks are the numbers of the ranks on this node, as ranges such as 0-7,16-23.")
     workers: _Ranges = Field(
-        description="workers are the numbers of their pods, in the order of the ranks, each of which has equally many."
+        description="workers are the numbers of the workers on this node, in the order of their ranks. Each worker"
+        " has the same number of ranks."
     )
 
 
 class Placement(StatusModel):
     """Nodes of an execution's ranks, current or former."""
 
-    phase_name: _Name = Field(description="phaseName is the name of the phase that they train.")
-    execution: int = Field(description="execution is the number of the execution.")
+    phase_name: _Name = Field(description="phaseName is the name of the phase that the execution trains.")
+    execution: int = Field(description="execution is the number of the execution whose placement this is.")
     nodes: Annotated[list[NodeRanks], Field(max_length=MOST_NODES)] = Field(
-        description="nodes have these ranks, in the order of the first rank of each.", json_schema_extra=ATOMIC
+        description="nodes lists the nodes with their ranks, in the order of each node's first rank. At most 100"
+        " nodes are listed.",
+        json_schema_extra=ATOMIC,
     )
-    omitted_nodes: int = Field(
-        0, description="omittedNodes is the number of further nodes with ranks, which are left out."
-    )
+    omitted_nodes: int = Field(0, description="omittedNodes is the number of nodes with ranks that are not listed.")
 
 
 class Elastic(StatusModel):
     """Elastic phase running with fewer than all workers, or trying to get them back."""
 
-    phase_name: _Name = Field(description="phaseName is the name of the phase.")
-    workers: int = Field(description="workers is the number of pods that the newest execution wants.")
+    phase_name: _Name = Field(description="phaseName is the name of the elastic phase.")
+    workers: int = Field(description="workers is the number of pods that the newest execution should have.")
     since: str = Field(
-        description="since is the time since which the phase has not had all of its workers.", json_schema_extra=TIME
+        description="since is the time since which the phase has had fewer than all of its workers.",
+        json_schema_extra=TIME,
     )
     grow_after: str | None = Field(
         None,
-        description="growAfter is the time from which on more workers are tried. Omitted: they are being tried, or a"
-        " queue decides on them.",
+        description="growAfter is the time after which the operator tries more workers. Omitted: it is trying now,"
+        " or a queue decides.",
         json_schema_extra=TIME,
     )
-    message: str = Field(max_length=1024, description="message is a sentence on why it has so many workers.")
+    message: str = Field(
+        max_length=1024, description="message is a sentence that says why the phase has this number of workers."
+    )
 
 
 class PhaseStatus(StatusModel):
     """What became of one phase. Results come from the pods' termination messages."""
 
     name: _Name = Field(description="name is the name of the phase in the spec.")
-    state: _Word = Field(description="state is Pending, Delinking, Training, Complete or Failed. More words may come.")
+    state: _Word = Field(
+        description="state is Pending, Delinking, Training, Complete or Failed. Later releases may add values."
+    )
     start_time: str | None = Field(
-        None, description="startTime is the time at which the phase was first begun.", json_schema_extra=TIME
+        None,
+        description="startTime is the time at which the phase first started. Omitted: it has not started.",
+        json_schema_extra=TIME,
     )
     completion_time: str | None = Field(
-        None, description="completionTime is the time at which the phase ended.", json_schema_extra=TIME
+        None,
+        description="completionTime is the time at which the phase ended. Omitted: it has not ended.",
+        json_schema_extra=TIME,
     )
     start_checkpoint: _Name | None = Field(
         None,
-        description="startCheckpoint is the checkpoint that the phase started from. Omitted: it started from"
-        " random weights.",
+        description="startCheckpoint is the checkpoint from which the phase started. Omitted: it started from"
+        " initial weights, or has not started.",
     )
     discards: Annotated[list[Discard], Field(max_length=100)] | None = Field(
         None,
-        description="discards are checkpoints that are not resumed from. Omitted: there are none.",
+        description="discards lists checkpoints of the phase from which it must not resume, because the phase is"
+        " trained again. Omitted: there are none.",
         json_schema_extra=ATOMIC,
     )
     layout: ChosenLayout | None = Field(
         None,
-        description="layout is what the phase was given by layout Auto, which changes with its number of ranks alone."
-        " Omitted: the job says it itself, or it is not chosen yet.",
+        description="layout is the layout that parallelism.layout Auto chose. It changes only if the number of"
+        " ranks changes. Omitted: the spec gives the layout, or it is not chosen yet.",
     )
-    end_checkpoint: _Name | None = Field(None, description="endCheckpoint is the checkpoint at the end of the phase.")
+    end_checkpoint: _Name | None = Field(
+        None, description="endCheckpoint is the checkpoint at the end of the phase. Omitted: the phase has not ended."
+    )
     step: int | None = Field(
         None, description="step is the training step at the end of the phase, counted from the job's start."
     )
@@ -270,115 +316,135 @@ class PhaseStatus(StatusModel):
 class PseudoRealJobStatus(StatusModel):
     conditions: Annotated[list[Condition], Field(max_length=32)] = Field(
         [],
-        description="conditions are the state of the job; they are the truth for programs.",
+        description="conditions are the state of the job for programs: what `kubectl wait` and other controllers read.",
         json_schema_extra=list_map("type"),
     )
     observed_generation: int = Field(
-        0, description="observedGeneration is the generation of the spec that this status speaks of."
+        0,
+        description="observedGeneration is the metadata.generation of the spec to which this status applies. If it"
+        " is smaller than metadata.generation, the operator has not yet seen the newest change.",
     )
     state: _Word = Field(
         "Pending",
         description="state is a summary for people: Pending, Queued, Training, Delinking, Restarting, Suspended,"
-        " Complete or Failed. More words may come; programs read the conditions.",
+        " Complete or Failed. Later releases may add values; programs should read the conditions.",
     )
     current_phase: _Name | None = Field(
-        None, description="currentPhase is the name of the phase that trains, or is about to. Omitted: none does."
+        None,
+        description="currentPhase is the name of the phase that trains now or is to train next. Omitted: there is"
+        " none.",
     )
     execution: int = Field(
         0,
-        description="execution is the number of the newest set of pods, after faults, disruptions and resumes; it is"
-        " part of their names.",
+        description="execution is the number of the newest execution (set of pods). It rises each time pods have to"
+        " be created again: after faults, disruptions and resumes. Names of pods contain it.",
     )
-    restarts: int = Field(0, description="restarts is the number of restarts after faults, from the job's start.")
+    restarts: int = Field(
+        0,
+        description="restarts is the number of restarts after faults, restarts in place included, since the start"
+        " of the job.",
+    )
     restarts_in_place: RestartsInPlace | None = Field(
         None,
-        description="restartsInPlace says how often ranks were restarted in pods that lived on. Each time is among"
-        " restarts. Omitted: they never were.",
+        description="restartsInPlace describes the newest execution whose ranks restarted inside their existing"
+        " pods. These restarts are included in restarts. Omitted: there was none.",
     )
     spares: Spares | None = Field(
         None,
-        description="spares says which places spare pods took. Omitted: they never took one.",
+        description="spares describes the newest execution in which spare pods replaced lost workers. Omitted:"
+        " there was none.",
     )
     faults: Annotated[list[Fault], Field(max_length=100)] = Field(
         [],
-        description="faults are the newest faults, as far as restart.windowSeconds and avoidNodesAfter need them.",
+        description="faults are the newest faults, as many as restart.windowSeconds and restart.avoidNodesAfter need.",
         json_schema_extra=ATOMIC,
     )
     disruptions: Annotated[list[Fault], Field(max_length=100)] = Field(
         [],
-        description="disruptions are the newest disruptions that a node may be to blame for, as far as"
-        " avoidNodesAfter needs them.",
+        description="disruptions are the newest disruptions that may be the fault of a node, as many as"
+        " restart.avoidNodesAfter needs.",
         json_schema_extra=ATOMIC,
     )
     retries: Retries | None = Field(
         None,
-        description="retries counts restarts without a new checkpoint between them. Omitted: there was a new"
-        " checkpoint since the last restart.",
+        description="retries counts consecutive restarts without a new checkpoint between them. Omitted: there was"
+        " no restart since the newest checkpoint.",
     )
     avoided_nodes: Annotated[list[_Name], Field(max_length=100)] = Field(
         [],
-        description="avoidedNodes are nodes where faults of this job began again and again; its pods go elsewhere"
-        " if they can.",
+        description="avoidedNodes are nodes on which several faults of this job began (restart.avoidNodesAfter)."
+        " Its pods run on other nodes if there is room.",
         json_schema_extra=SET,
     )
     served_requests: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=100)] = Field(
         [],
-        description="servedRequests are the ids of spec.requests that were served, or that could not be.",
+        description="servedRequests are the ids of entries of spec.requests that were carried out, or that turned"
+        " out to be impossible.",
         json_schema_extra=SET,
     )
     transition: Transition | None = Field(
-        None, description="transition is set while the job goes from one phase to the next."
+        None, description="transition describes the transition from one phase to the next. Omitted: there is none now."
     )
     execution_time: str | None = Field(
         None,
-        description="executionTime is the time at which the newest set of pods was asked for, or last admitted by"
-        " its queue.",
+        description="executionTime is the time at which the newest execution was created, or last admitted by its"
+        " queue.",
         json_schema_extra=TIME,
     )
     queued_since: str | None = Field(
         None,
-        description="queuedSince is the time since which a queue holds the newest set of pods; deadlines stand"
-        " still meanwhile. Omitted: no queue holds it.",
+        description="queuedSince is the time since which the newest execution waits in a queue. Deadlines do not"
+        " run meanwhile. Omitted: it does not wait in a queue.",
         json_schema_extra=TIME,
     )
     blocked_since: str | None = Field(
         None,
-        description="blockedSince is the time since which the API server refuses what the job needs; the"
-        " operator asks less and less often. Omitted: it refuses nothing.",
+        description="blockedSince is the time since which the API server rejects an object that the job needs. The"
+        " operator retries at growing intervals. Omitted: nothing is rejected.",
         json_schema_extra=TIME,
     )
     restart_after: str | None = Field(
-        None, description="restartAfter is the time before which no new execution starts.", json_schema_extra=TIME
+        None,
+        description="restartAfter is the time before which no new execution is created (restart.backoffSeconds)."
+        " Omitted: no restart waits.",
+        json_schema_extra=TIME,
     )
     start_time: str | None = Field(
-        None, description="startTime is the time at which the job was first seen.", json_schema_extra=TIME
+        None, description="startTime is the time at which the operator first saw the job.", json_schema_extra=TIME
     )
     active_since: str | None = Field(
         None,
-        description="activeSince is the time at which the job was first seen or last resumed, moved later by the"
-        " time that a queue held it since.",
+        description="activeSince is the time from which deadlines.activeSeconds counts: the start or last resume of"
+        " the job, plus the time in a queue since then.",
         json_schema_extra=TIME,
     )
     completion_time: str | None = Field(
-        None, description="completionTime is the time at which the job succeeded or failed.", json_schema_extra=TIME
+        None,
+        description="completionTime is the time at which the job completed or failed. Omitted: it has not ended.",
+        json_schema_extra=TIME,
     )
     placement: Placement | None = Field(
         None,
-        description="placement says on which node each rank of the newest execution is whose pods all had a node."
-        " Omitted: there was none yet.",
+        description="placement says on which nodes the ranks run or ran: in the newest execution in which every pod"
+        " got a node. Omitted: there was none.",
     )
     elastic: Elastic | None = Field(
         None,
-        description="elastic says with how many workers an elastic phase trains, and why. Omitted: with all of them.",
+        description="elastic says with how many workers an elastic phase trains, and why. Omitted: no elastic phase"
+        " lacks workers.",
     )
     abandoned_execution: int | None = Field(
         None,
-        description="abandonedExecution is the number of the newest execution whose pods on lost nodes are not waited"
-        " for any more. Omitted: all pods are waited for.",
+        description="abandonedExecution is the number of the newest execution whose pods on lost nodes the operator"
+        " no longer waits for. Omitted: it waits for all pods.",
     )
     replicas: Replicas = Field(Replicas(), description="replicas counts the pods of the current phase.")
-    progress: Progress | None = Field(None, description="progress says how far the training is.")
-    checkpoint: CheckpointStatus | None = Field(None, description="checkpoint is the newest committed checkpoint.")
+    progress: Progress | None = Field(
+        None, description="progress says how far the training is. Omitted: no pod has reported a step."
+    )
+    checkpoint: CheckpointStatus | None = Field(
+        None, description="checkpoint is the newest committed checkpoint. Omitted: there is none."
+    )
     phases: Annotated[list[PhaseStatus], Field(max_length=16)] = Field(
-        [], description="phases says what became of each phase.", json_schema_extra=list_map("name")
+        [], description="phases lists the state and the results of each phase.", json_schema_extra=list_map("name")
     )

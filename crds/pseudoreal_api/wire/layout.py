@@ -19,13 +19,19 @@ class ChosenLayout(ApiModel):
     # Unknown fields are ignored: the layout may come from a later release than its reader.
     model_config = ConfigDict(extra="ignore")
 
-    pipeline: _Ranks = Field(description="pipeline is the number of pipeline ranks.")
-    replicas: _Ranks = Field(description="replicas is the number of groups of data-parallel ranks.")
-    expert_ranks: _Ranks = Field(description="expertRanks is the number of ranks over which experts are spread.")
-    schedule: _Word = Field(description="schedule is the order of the work.")
-    state_sharding: _Word = Field(description="stateSharding says what is split over the data-parallel ranks.")
-    micro_batches: _Ranks = Field(description="microBatches is the number of parts of a step's sequences.")
-    keep: _Word = Field(description="keep says which activations wait for the backward pass.")
-    hardware: str = Field(max_length=256, description="hardware is the name of the profile that it was chosen for.")
-    step_time: str = Field(max_length=32, description="stepTime is the predicted time of a step, in seconds.")
-    bottleneck: str = Field(max_length=512, description="bottleneck is a sentence on what bounds a step.")
+    pipeline: _Ranks = Field(description="pipeline is the chosen number of pipeline ranks.")
+    replicas: _Ranks = Field(description="replicas is the chosen number of groups of data-parallel ranks.")
+    expert_ranks: _Ranks = Field(
+        description="expertRanks is the chosen number of ranks over which experts are distributed."
+    )
+    schedule: _Word = Field(description="schedule is the chosen order of forward and backward passes.")
+    state_sharding: _Word = Field(description="stateSharding says what is sharded over the data-parallel ranks.")
+    micro_batches: _Ranks = Field(description="microBatches is the chosen number of micro-batches of a step.")
+    keep: _Word = Field(description="keep says which activations are saved for the backward pass.")
+    hardware: str = Field(
+        max_length=256, description="hardware is the name of the hardware profile for which the layout was chosen."
+    )
+    step_time: str = Field(max_length=32, description="stepTime is the predicted time of a training step, in seconds.")
+    bottleneck: str = Field(
+        max_length=512, description="bottleneck is a sentence that names the resource which limits the time of a step."
+    )

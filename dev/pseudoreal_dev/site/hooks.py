@@ -22,6 +22,9 @@ _DOCUMENTS = PurePosixPath("docs")
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
 _ITEM = re.compile(r"(?P<indent> *)(?P<marker>[-*+]|\d{1,9}[.)])(?P<space> +)(?=\S)")
+_FLOWCHART = re.compile(r"^```mermaid\nflowchart LR\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NODE = re.compile(r"(\w+)\[([^\]]+)\]")
+"""Identifier and label of a node."""
 _MOST_BYTES = 100_000
 """Maximum size of a file that gets a page; a larger one is copied as it is."""
 _LANGUAGES = {
@@ -108,7 +111,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if path is None:
         return markdown
     start = PurePosixPath(page.file.src_uri).parent
-    return with_deep_lists(with_links(markdown, lambda link: _moved(link, path, start)))
+    return with_deep_lists(with_links(with_tables_of_arrows(markdown), lambda link: _moved(link, path, start)))
 
 
 def anchor(title: str) -> str:
@@ -123,6 +126,35 @@ def with_links(markdown: str, moved: Callable[[str], str]) -> str:
         fence = _after(line, fence)
         lines.append(line if fence else _LINK.sub(lambda match: moved(match[0]), line))
     return "\n".join(lines) + "\n"
+
+
+def with_tables_of_arrows(markdown: str) -> str:
+    """Return the text with each flowchart of Mermaid replaced by a table for each subgraph: a node, and the nodes that
+    its arrows point to.
+
+    The program that draws Mermaid would be loaded from a network; GitHub has it, and shows the flowchart.
+    """
+    return _FLOWCHART.sub(lambda match: _tables_of_arrows(match[1]), markdown)
+
+
+def _tables_of_arrows(flowchart: str) -> str:
+    labels = dict(_NODE.findall(flowchart))
+    tables: dict[str, list[str]] = {}  # heading -> rows; arrows outside of all subgraphs are between packages
+    heading = "package"
+    for line in map(str.strip, flowchart.splitlines()):
+        if line.startswith("subgraph "):
+            heading = f"room of {line.removeprefix('subgraph ')}"
+        elif line == "end":
+            heading = "package"
+        else:
+            source, *targets = (_NODE.sub(r"\1", name) for name in re.split(" --> | & ", line))
+            cells = (labels.get(source, source), ", ".join(labels.get(name, name) for name in targets))
+            tables.setdefault(heading, []).append(f"| {cells[0]} | {cells[1]} |")
+    return "\n".join(
+        line
+        for heading, rows in tables.items()
+        for line in ("", f"| {heading} | imports |", "| --- | --- |", *rows, "")
+    )
 
 
 def with_deep_lists(markdown: str) -> str:

@@ -38,6 +38,6 @@ def finish_phase(client: Client, name: str, phase: str | None) -> None:
 def repeat_phase(client: Client, name: str, phase: str) -> None:
     """Train PHASE of the job NAME again from the checkpoint that it started from, and all phases after it.
 
-    Checkpoints of the earlier training are removed when the new one commits its first.
+    The checkpoints of the earlier training are removed when the new training commits its first checkpoint.
     """
     click.echo(client.repeat_phase(name, phase))

@@ -17,7 +17,9 @@ from pseudoreal_client.view.rows import table
 @click.command()
 @job_argument(required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
-@click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json"]), help="Default: a table.")
+@click.option(
+    "-o", "--output", type=click.Choice(["wide", "yaml", "json"]), help="Format of the output. Default: a table."
+)
 @with_client
 def get(client: Client, name: str | None, everywhere: bool, output: str | None) -> None:
     """List the jobs, or show the job NAME."""

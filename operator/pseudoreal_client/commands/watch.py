@@ -26,7 +26,7 @@ POLL_SECONDS = 2.0
 def watch(client: Client, name: str) -> None:
     """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, remaining time.
 
-    If the output is no terminal, it is one line per change. Exit code 1 if the job fails.
+    If the output is not a terminal, it has one line per change. Exit code 1 if the job fails.
     """
     console = Console()
     if not console.is_terminal:

@@ -64,7 +64,10 @@ def facts(job: ObservedJob, now: datetime) -> Iterator[tuple[str, str]]:
     if found := status.restarts_in_place:
         yield (
             "In place",
-            f"{found.restarts} of execution {found.execution}, the last time as: {one_line(found.message)}",
+            (
+                f"{found.restarts} of execution {found.execution}, the last time for this reason:"
+                f" {one_line(found.message)}"
+            ),
         )
     yield "Age", age(job.created, now)
     if status.avoided_nodes:
@@ -84,7 +87,7 @@ def _workers(job: ObservedJob) -> Iterator[tuple[str, str]]:
     if found is None or found.phase_name != job.status.current_phase:
         return
     phase = job.phase(found.phase_name)
-    more = f" More are tried after {found.grow_after}." if found.grow_after else ""
+    more = f" The operator tries more after {found.grow_after}." if found.grow_after else ""
     yield "Workers", f"{found.workers} of {phase.workers if phase else NOTHING}: {one_line(found.message)}{more}"
 
 

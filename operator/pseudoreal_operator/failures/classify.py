@@ -94,11 +94,13 @@ def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> 
     """Return the verdict when every pod that ended blames a lost peer and none reports a cause of its own."""
     said = f"{_pod_title(witness)} lost its connection to it"
     if missing.stuck:
-        text = f"{_pod_title(missing.stuck)} does not answer, as on a node that is off; {said}."
+        text = f"{_pod_title(missing.stuck)} does not answer, as if its node were off; {said}."
         return Verdict("RestartIgnoringLimit", "NodeLost", text, missing.stuck)
     if missing.workers:
         numbers = ", ".join(map(str, missing.workers))
-        text = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
+        text = (
+            f"The pod of worker {numbers} of {job_name} disappeared without a message, as a deleted pod does; {said}."
+        )
         return Verdict("RestartIgnoringLimit", "PodsDeleted", text)
     return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
 
@@ -150,7 +152,7 @@ def matches_rule(pod: Pod, rule: RestartRule) -> bool:
 def _verdict(rule: RestartRule, pod: Pod, *, own: bool) -> Verdict:
     said = f" A rule of spec.restart.rules says {rule.action}." if own else ""
     if has_exit_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
-        return Verdict("Fail", "InvalidJob", _quote(pod) or f"{_pod_title(pod)} refused the job without a word", pod)
+        return Verdict("Fail", "InvalidJob", _quote(pod) or f"{_pod_title(pod)} refused the job without a message", pod)
     if _is_out_of_memory(pod):
         return Verdict(rule.action, "OutOfMemory", _memory_sentence(pod) + said, pod)
     if pod.disruption:
@@ -197,8 +199,8 @@ def _memory_sentence(pod: Pod) -> str:
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
     return (
         f"{_pod_title(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job"
-        f" anew with a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches"
-        " or more workers, which need less."
+        f" again with a higher resources.limits.memory in phase {pod.execution.phase}, or with more"
+        " batch.microBatches or workers, so that each pod needs less."
     )
 
 
@@ -206,9 +208,9 @@ def _node_sentence(pod: Pod) -> str:
     node = f"node {pod.node or '(none)'}"
     if is_rejected_by_node(pod):
         why = f" ({shorten(pod.complaint, _QUOTED)})" if pod.complaint else ""
-        return f"{_pod_title(pod)} was rejected by {node} before a container of it ran{why}."
+        return f"{_pod_title(pod)} was rejected by {node} before any of its containers ran{why}."
     reason = (pod.termination.reason if pod.termination else "") or pod.reason
-    return f"{_pod_title(pod)} ended with {node}, as one that was restarted or shut down ({reason})."
+    return f"{_pod_title(pod)} ended together with {node}, which was probably restarted or shut down ({reason})."
 
 
 def _fault_sentence(pod: Pod) -> str:

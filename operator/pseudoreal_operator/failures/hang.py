@@ -139,9 +139,9 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
         return None
     rank = found[0][0]
     return (
-        f"{_rank_title(view, rank)} is a straggler: it has computed more than {view.spec.hang.straggler_factor} times"
-        " as long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
-        " throttling and neighbours"
+        f"{_rank_title(view, rank)} is a straggler: it computes more than {view.spec.hang.straggler_factor} times as"
+        " long per step as the median rank, and all other ranks wait for it. What to do: check that node for low"
+        " clock rates, throttling and other workloads"
     )
 
 
@@ -185,10 +185,10 @@ def _describe(view: View, rank: int) -> str:
     if last_report is None:
         pod = view.pod_of_rank(rank)
         said = pod is not None and any(one.index == pod.index for one in view.reporting)
-        return f"{_rank_title(view, rank)} {'has not joined its new peers' if said else 'was never heard'}"
+        return f"{_rank_title(view, rank)} {'has not joined its new peers' if said else 'has never reported'}"
     sign = next(sign for sign in last_report.report.ranks if sign.rank == rank)
     if _is_silent(view, last_report):
-        return f"{_rank_title(view, rank)} has not been heard since {last_report.last:%H:%M:%S} UTC"
+        return f"{_rank_title(view, rank)} has not reported since {last_report.last:%H:%M:%S} UTC"
     if sign.process in ("T", "Z"):
         return f"{_rank_title(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
@@ -198,10 +198,11 @@ def _describe(view: View, rank: int) -> str:
 def _no_suspect_sentence(view: View) -> str:
     if _rank_reports(view):
         together = " or ".join(sorted({sign.activity for sign in _rank_reports(view)}))
-        return f"no rank can be singled out: all of them are {together}"
+        return f"no single rank is suspected: all ranks are {together}"
     return (
-        f"the pods run and have not met at {_rank_title(view, 0)} so no rank has begun. What to do: see that every pod"
-        " resolves and reaches it (the log says waits_for_worker_0 where one does not)"
+        f"the pods run, but have not all connected to {_rank_title(view, 0)} so no rank has started. What to do:"
+        " check that every pod can resolve its name and connect to it (a pod that cannot logs"
+        " waits_for_worker_0)"
     )
 
 

@@ -120,8 +120,8 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
     size += max(len(phase.pod.to_json()) for phase in spec.phases)
     if size > POD_BYTES:
         raise ValueError(
-            f"spec.pod and the volumes have {size} bytes as JSON, at most {POD_BYTES} can be: each pod is a copy of"
-            " them; move large values to a ConfigMap and name it in spec.pod.template"
+            f"spec.pod and the volumes have {size} bytes as JSON, more than the limit of {POD_BYTES}: each pod has a"
+            " copy of them; move large values to a ConfigMap, and name it in spec.pod.template"
         )
 
 

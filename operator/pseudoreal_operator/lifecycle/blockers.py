@@ -28,7 +28,7 @@ in the user's template, cause the first one as well."""
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"
 _REMEDIES = {
-    "Unschedulable": "free or add what the scheduler misses, or create the claim that it names",
+    "Unschedulable": "free or add the resources that the scheduler misses, or create the claim that it names",
     "SchedulingGated": "wait for the owner of the scheduling gate",
     "ImagePullBackOff": _IMAGE,
     "ErrImagePull": _IMAGE,
@@ -65,9 +65,9 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
     queue."""
     held_by = f"queue {queue}" if queue else "a queue that spec.scheduling.queue does not name"
     return (
-        f"Job {job.name} is suspended until {held_by} admits it. What it waits for:"
-        f" kubectl describe workloads.kueue.x-k8s.io -l kueue.x-k8s.io/job-uid={job.uid}."
-        " Where there is none, Kueue or that queue is missing."
+        f"Job {job.name} is suspended until {held_by} admits it. To see why it waits: kubectl describe"
+        f" workloads.kueue.x-k8s.io -l kueue.x-k8s.io/job-uid={job.uid}. If this finds no Workload, Kueue or the"
+        " queue does not exist."
     )
 
 

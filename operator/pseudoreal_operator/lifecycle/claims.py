@@ -41,19 +41,20 @@ def one_node_sentence(view: View) -> str | None:
     if claim is None or view.workers == 1:
         return None
     text = (
-        f"Claim {claim.name} is {', '.join(claim.modes)}: one node has its volume at a time, so all {view.workers} pods"
-        " are kept on one node."
+        f"Claim {claim.name} is {', '.join(claim.modes)}: only one node at a time can mount its volume, so all"
+        f" {view.workers} pods must run on one node."
     )
     if "ReadWriteOncePod" in claim.modes:
         text = (
-            f"Claim {claim.name} is ReadWriteOncePod: one pod has its volume at a time, and there are {view.workers}."
+            f"Claim {claim.name} is ReadWriteOncePod: only one pod at a time can mount its volume, and the"
+            f" phase has {view.workers}."
         )
         remedy = f"write {_line(view, claim, 'accessModes: [ReadWriteOnce]')}"
     elif view.spec.network.host_network:
-        text += " With spec.network.hostNetwork each pod has a node of its own, so they cannot start."
+        text += " With spec.network.hostNetwork each pod needs a node of its own, so they cannot start."
         remedy = "set hostNetwork to false, or " + _for_many(view, claim)
     else:
-        remedy = f"make room for them on one node that can have the volume, or {_for_many(view, claim)}"
+        remedy = f"make room for them on one node that can mount the volume, or {_for_many(view, claim)}"
     return f"{text} What to do: {remedy}. {_replacing(view, claim)}"
 
 
@@ -63,8 +64,8 @@ def volume_elsewhere_sentence(view: View) -> str | None:
     if not names:
         return None
     return (
-        f"The volume of claim {' or '.join(names)} is tied to the node or the zone that it was made in (kubectl get pv"
-        " shows its node affinity), and the pods fit only elsewhere."
+        f"The volume of claim {' or '.join(names)} can be mounted only in the node or zone in which it was created"
+        " (kubectl get pv shows its node affinity), and the pods fit only on other nodes."
     )
 
 
@@ -75,12 +76,12 @@ def _why_it_cannot_bind(view: View, claim: Claim) -> str | None:
             return None
         if _is_made(view, claim):
             return (
-                f"Claim {claim.name} was deleted. What to do: kubectl delete job {view.job_name} {where}; the operator"
-                " then makes the claim and the pods again."
+                f"Claim {claim.name} was deleted. What to do: kubectl delete job {view.job_name} {where}; the"
+                " operator then creates the claim and the pods again."
             )
         return f"Claim {claim.name} does not exist. What to do: create it; the pods then start by themselves."
     if claim.phase is ClaimPhase.LOST:
-        return f"The volume of claim {claim.name} was deleted, and what was on it ({describe})."
+        return f"The volume of claim {claim.name} was deleted, with all data on it ({describe})."
     if claim.phase is not ClaimPhase.PENDING:
         return None
     asked = f"Claim {claim.name} asks for {', '.join(claim.modes)}"
@@ -105,17 +106,17 @@ def _why_it_cannot_bind(view: View, claim: Claim) -> str | None:
             f" {_for_many(view, claim)}. {_replacing(view, claim)}"
         )
     return (
-        f"{asked}, and its storage class {_class(claim)} has not made the volume: {claim.complaint}. What to do: mend"
-        f" what it names ({describe})."
+        f"{asked}, and its storage class {_class(claim)} has not created the volume: {claim.complaint}. What to do:"
+        f" correct the cause that this message names ({describe})."
     )
 
 
 def _while_it_is_made(view: View, claim: Claim) -> str:
     if claim.phase is ClaimPhase.MISSING:
         return (
-            f"The cluster has not made claim {claim.name} of volume {claim.volume} yet. If this lasts, the events of"
-            f" the pod say why: kubectl describe pod {claim.name.removesuffix(f'-{claim.volume}')}"
-            f" -n {view.metadata.namespace}."
+            f"The cluster has not yet created claim {claim.name} of volume {claim.volume}. If this lasts, the events"
+            f" of the pod say why: kubectl describe pod {claim.name.removesuffix(f'-{claim.volume}')} -n"
+            f" {view.metadata.namespace}."
         )
     if claim.storage_class == "":
         return (
@@ -151,7 +152,7 @@ def _for_many(view: View, claim: Claim) -> str:
     """Return how to get a volume for several nodes."""
     line = _line(view, claim, "storageClassName: CLASS")
     modes = "" if _MANY in claim.modes else f" and accessModes: [{_MANY}]"
-    return f"{line}{modes} of a class with volumes for several nodes, or keep checkpoints in object storage"
+    return f"{line}{modes} with a class whose volumes several nodes can mount, or keep checkpoints in object storage"
 
 
 def _replacing(view: View, claim: Claim) -> str:
@@ -159,10 +160,10 @@ def _replacing(view: View, claim: Claim) -> str:
     where = f"-n {view.metadata.namespace}"
     delete_job = f"kubectl delete prj {view.metadata.name} {where}"
     if claim.volume:
-        return f"It takes another job: {delete_job}, and apply the changed file."
+        return f"This needs a new job: {delete_job}, and apply the changed file."
     delete = f"kubectl delete pvc {claim.name} {where}"
     delete += " (with what is on it)" if claim.phase is ClaimPhase.BOUND else ""
     if _is_made(view, claim):
-        return f"It takes another job: {delete_job}, {delete}, and apply the changed file."
-    made = f"kubectl delete job {view.job_name} {where}, so that pods are made for it"
-    return f"It takes another claim: {delete}, apply its changed file, and {made}."
+        return f"This needs a new job: {delete_job}, {delete}, and apply the changed file."
+    made = f"kubectl delete job {view.job_name} {where}, so that the operator creates pods for it"
+    return f"This needs a new claim: {delete}, apply its changed file, and {made}."

@@ -24,7 +24,7 @@ def deadline_exceeded(view: View) -> Decision | None:
     if allowed is None or _is_paused(view) or view.now < active_deadline(view, allowed):
         return None
     text = (
-        f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
+        f"The job did not end within {allowed} s of its start or last resume (spec.deadlines.activeSeconds). It was"
         f" in {view.stage.title}."
     )
     return fail(view, view.status, "DeadlineExceeded", text)
@@ -39,8 +39,8 @@ def delink_timed_out(view: View) -> Decision | None:
     blocker = find_blocker(view) if view.job else None
     why = blocker.message if blocker else f"What to do: {view.logs_command}"
     sentence = (
-        f"{view.stage.title.capitalize()} was not done {view.spec.delink.timeout_seconds} s after the end of phase"
-        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
+        f"{view.stage.title.capitalize()} did not end within {view.spec.delink.timeout_seconds} s of the end of"
+        f" phase {transition.from_phase} (spec.delink.timeoutSeconds). {why}"
     )
     if view.spec.delink.on_timeout == "RollBack":
         return roll_back(view, sentence)
@@ -55,8 +55,8 @@ def readmit_nodes(view: View) -> Decision | None:
         return None
     number = view.status.execution + 1
     text = (
-        f"{view.placed_pods} of {view.workers} pods had a node by {clock.to_text(moment)} without those that rejected"
-        f" pods of this job. Execution {number} at {view.stage.title} may get these again"
+        f"{view.placed_pods} of {view.workers} pods had a node by {clock.to_text(moment)} without the nodes that"
+        f" rejected pods of this job. Execution {number} at {view.stage.title} may use these nodes again"
     )
     return announce(view, view.status, Announcement("NodesReadmitted", text, (Reason.NODES_READMITTED,)), wait=0)
 
@@ -81,8 +81,8 @@ def late_start_sentence(view: View) -> str | None:
     blocker = find_blocker(view)
     why = blocker.message if blocker else f"What to do: kubectl describe job {view.job_name}"
     return (
-        f"{view.started_pods} of {view.workers} pods ran {allowed} s after they were asked for, which"
-        f" spec.deadlines.startupSeconds allows. {why}"
+        f"{view.started_pods} of {view.workers} pods ran {allowed} s after their creation"
+        f" (spec.deadlines.startupSeconds). {why}"
     )
 
 
@@ -110,8 +110,8 @@ def creation_timed_out(view: View) -> Decision | None:
         return None
     said = conditions.find(view.status, "Progressing")
     text = (
-        f"The pods could not even be asked for in {view.spec.deadlines.startup_seconds} s, which"
-        f" spec.deadlines.startupSeconds allows. {said.message if said else ''}"
+        f"The pods could not be created within {view.spec.deadlines.startup_seconds} s"
+        f" (spec.deadlines.startupSeconds). {said.message if said else ''}"
     )
     return fail(view, view.status, "StartupDeadlineExceeded", text.rstrip())
 

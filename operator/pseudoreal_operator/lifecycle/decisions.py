@@ -144,8 +144,8 @@ def _too_many_faults(status: PseudoRealJobStatus, restart: Restart, now: datetim
     used = len(faults_in_window(status.faults, window, now)) if window else status.restarts
     if used < allowed:
         return None
-    within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
-    return f"That was after {used} restarts{within}, and spec.restart.maxRestarts allows {allowed}."
+    within = f" within spec.restart.windowSeconds, {window} s" if window else ""
+    return f"No restart is left (used{within}: {used}; spec.restart.maxRestarts: {allowed})."
 
 
 def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str | None:
@@ -153,8 +153,8 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
     if used < restart.max_disruptions:
         return None
     return (
-        f"That was after {used} restarts that do not count, without a new checkpoint between them, and"
-        f" spec.restart.maxDisruptions allows {restart.max_disruptions}."
+        f"No restart is left (after disruptions, without a new checkpoint between them: {used};"
+        f" spec.restart.maxDisruptions: {restart.max_disruptions})."
     )
 
 
@@ -210,7 +210,9 @@ def reject_job(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Dec
 def pod_error_sentence(error: Exception) -> str:
     """Return a sentence for an error that the checks of the spec did not anticipate."""
     said = f"{type(error).__name__}: {sanitize(str(error))}"
-    return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
+    return (
+        f"No pod can be built from the spec: {said}. Probably spec.pod.template is not a valid pod template; correct it"
+    )
 
 
 def fail(view: View, status: PseudoRealJobStatus, reason: str, sentence: str) -> Decision:
@@ -226,15 +228,15 @@ def _how_to_continue(view: View, status: PseudoRealJobStatus) -> Iterator[str]:
     way = f"with spec.checkpoint.continueFrom: {work_folder(view.metadata.name, view.metadata.uid)}"
     volume = view.spec.checkpoint.storage.mounted
     if volume is None or volume.claim_name is not None:
-        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+        yield f"(Its checkpoints stay: a new job can continue from them {way})"
         return
     way += f" and spec.checkpoint.storage.volume.claimName: {claim_name(view.metadata.name)}"
     if volume.retention_policy == "Retain":
-        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+        yield f"(Its checkpoints stay: a new job can continue from them {way})"
     else:
         yield (
-            "(Its checkpoints go when this job is deleted, as spec.checkpoint.storage.volume.retentionPolicy says:"
-            f" keep it while a new job of another name goes on from them {way})"
+            "(Its checkpoints are deleted with this job, because spec.checkpoint.storage.volume.retentionPolicy is"
+            f" Delete. Keep this job while a new job with another name continues from them {way})"
         )
 
 
@@ -298,7 +300,7 @@ def avoided_node_events(view: View, status: PseudoRealJobStatus) -> Iterator[Eve
     """Yield an event for each node that the new status avoids and the old one did not."""
     for node in status.avoided_nodes:
         if node not in view.status.avoided_nodes:
-            text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."
+            text = f"Several faults of this job began on node {node}; its pods now run on other nodes if there is room."
             yield event(view, Reason.NODE_AVOIDED, text, detail=node)
 
 
@@ -340,7 +342,7 @@ def _fault(view: View, reason: str, pod: Pod | None, restart_in_place: int | Non
 
 def _continuation(view: View, status: PseudoRealJobStatus) -> str:
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    return f"Execution {status.execution + 1} at {view.stage.title} goes on from {place}"
+    return f"Execution {status.execution + 1} at {view.stage.title} continues from {place}"
 
 
 def _failed_decision(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:

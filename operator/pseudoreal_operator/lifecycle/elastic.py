@@ -86,7 +86,7 @@ def resize(view: View, size: Size) -> Decision:
         elastic = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
     else:
         of = f"{size.workers} of {phase.workers} workers"
-        text = f"{size.why}. Execution {status.execution + 1} of phase {phase.name} goes on with {of}"
+        text = f"{size.why}. Execution {status.execution + 1} of phase {phase.name} continues with {of}"
         elastic = _smaller(view, size)
     announcement = Announcement("Resized", text, (Reason.RESIZED,))
     return announce(view, status_with(status, elastic=elastic), announcement, wait=0)
@@ -130,7 +130,10 @@ def scale_down_note(view: View) -> str:
     moment = _patience_ends(view)
     if moment is None or moment <= view.now or most_workers(view.spec, view.stage.index, view.workers - 1) is None:
         return ""
-    return f" If this lasts until {clock.to_text(moment)}, the phase goes on with fewer workers, if it can."
+    return (
+        f" If this lasts until {clock.to_text(moment)}, the phase continues with fewer workers, if its layout"
+        " allows it."
+    )
 
 
 def size_note(view: View) -> str:
@@ -138,7 +141,7 @@ def size_note(view: View) -> str:
     known = view.status.elastic
     if known is None or not _is_elastic(view):
         return ""
-    more = f" More are tried after {known.grow_after}." if known.grow_after else ""
+    more = f" The operator tries more after {known.grow_after}." if known.grow_after else ""
     return f" It has {view.workers} of {_phase(view).workers} workers: {known.message}{more}"
 
 

@@ -81,7 +81,7 @@ def _with_restart(view: View, status: PseudoRealJobStatus, number: int, origin: 
 def _events(view: View, status: PseudoRealJobStatus, number: int, message: str) -> Iterator[Event]:
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
     text = (
-        f"{message} All ranks were restarted in the same pods, and go on from {place}. That is restart in place"
+        f"{message} All ranks were restarted in the same pods, and continue from {place}. This is restart in place"
         f" {number} of execution {view.execution.number}, and restart {status.restarts} of the job."
     )
     yield event(view, Reason.RESTARTED_IN_PLACE, text, detail=str(number))

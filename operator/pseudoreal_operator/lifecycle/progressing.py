@@ -38,8 +38,9 @@ def preemption_events(view: View) -> Iterator[Event]:
     if since is None or view.observed.status.queued_since is not None or not view.observed.status.replicas.ready:
         return
     text = (
-        f"The queue takes the pods of execution {view.execution.number} back: they save and end. It goes on from there"
-        " when the queue admits it again; no restart is counted."
+        f"The queue takes back the quota of execution {view.execution.number}: its pods save a checkpoint and end."
+        " The job continues from this checkpoint when the queue admits it again. This does not count as a"
+        " restart."
     )
     yield event(view, Reason.PREEMPTED, text, detail=since)
 
@@ -50,9 +51,9 @@ def progressing_condition(view: View) -> NewCondition:
         return not_progressing("Queued", why_queued(view.job, view.spec.scheduling.queue) + scale_down_note(view))
     failed = next(iter(view.pods.failed), None)
     if failed and can_spare_take_over(view.observed, view.execution, view.now):
-        return not_progressing("Ending", f"Pod {failed.name} has ended; a spare pod may take its place.")
+        return not_progressing("Ending", f"Pod {failed.name} has ended; a spare pod may replace it.")
     if failed:
-        text = f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
+        text = f"Pod {failed.name} has ended; the other pods of execution {view.execution.number} end, too."
         return not_progressing("Ending", text + _sidecar_sentence(view))
     if view.pods and not view.pods.alive and (kept := _sidecar_sentence(view)):
         return not_progressing("SidecarRunsOn", kept.strip())
@@ -76,8 +77,8 @@ def _while_starting(view: View) -> NewCondition | None:
     text = f"{ready} of {view.workers} pods run; if this lasts: kubectl describe job {view.job_name}"
     if not view.pods:
         text = (
-            f"Job {view.job_name} has no pods yet. If this lasts, the API server refuses them, as by a Pod Security"
-            f" level, a quota or a policy: kubectl describe job {view.job_name} says why."
+            f"Job {view.job_name} has no pods yet. If this lasts, the API server refuses them, for instance because"
+            f" of a Pod Security level, a quota or a policy: kubectl describe job {view.job_name} says why."
         )
     return progressing("Starting", text)
 
@@ -98,7 +99,7 @@ def _restart_note(view: View) -> str:
         return took
     # A takeover uses a restart number as well, so after a takeover the number does not count restarts in place.
     times = f" {said.restarts} time{'s' * (said.restarts > 1)}" if places is None else ""
-    return f"{took} Its ranks were restarted in place{times}, the last time as: {said.message}"
+    return f"{took} Its ranks were restarted in place{times}, the last time for this reason: {said.message}"
 
 
 def _spares_note(view: View) -> str:
@@ -106,7 +107,7 @@ def _spares_note(view: View) -> str:
     if wanted == 0:
         return ""
     ready = len(ready_spares(view.observed, view.execution, view.now))
-    return f" {ready} of {wanted} spare pods wait{'s' * (ready == 1)} to take a place."
+    return f" {ready} of {wanted} spare pods wait{'s' * (ready == 1)} to replace a worker."
 
 
 def _is_to_finish(view: View) -> bool:
@@ -120,25 +121,27 @@ def _silence_sentence(view: View) -> str | None:
     if not has_reported and not needs:
         return None
     since = f"since {view.observed.silent_since:%Y-%m-%d %H:%M:%S} UTC" if has_reported else "so far"
-    others = "; most jobs are silent, so it is the path" if view.observed.path_is_cut else ""
-    lacks = f" Until they are, {'; '.join(needs)}." if needs else ""
-    remedy = "see that no NetworkPolicy keeps them from the operator's Service, and that they trust its certificate"
+    others = "; most jobs are silent, so the cause is probably the network" if view.observed.path_is_cut else ""
+    lacks = f" Without reports, {'; '.join(needs)}." if needs else ""
+    remedy = (
+        "check that no NetworkPolicy keeps the pods from the operator's Service, and that they trust its certificate"
+    )
     if view.spec.network.host_network:
         remedy = "name the addresses of the nodes in networkPolicy.from of the operator's chart"
     return (
-        f"trains, as far as is known: none of its pods was heard {since}{others}. That is no fault, and no hang is"
-        f" judged by it.{lacks} What to do: {remedy}."
+        f"probably trains, but no report of its pods has arrived {since}{others}. This counts neither as a fault nor"
+        f" as a hang.{lacks} What to do: {remedy}."
     )
 
 
 def _needs_reports(view: View) -> Iterator[str]:
     phase = view.spec.phases[view.stage.index]
     if _is_to_finish(view):
-        yield "the request that the phase end now does not reach them"
+        yield "the request to end the phase does not reach the pods"
     if phase.spares:
-        yield "no spare pod can take a place"
+        yield "no spare pod can replace a worker"
     if view.workers > 1 and view.spec.restart.in_place:
-        yield "a pod that notices nothing of a restart in place hears of none, and new pods follow"
+        yield "a pod that does not notice a restart in place is not told of it, and all pods are created again"
 
 
 def _while_training(view: View) -> NewCondition:
@@ -150,9 +153,9 @@ def _while_training(view: View) -> NewCondition:
     if view.reporting and not any(last_report.training_since for last_report in view.reporting):
         return progressing("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
     if _is_to_finish(view) and any(last_report.told_to_finish for last_report in view.reporting):
-        return progressing("Finishing", f"{where} is asked to end now, through a checkpoint.")
+        return progressing("Finishing", f"{where} was asked to end now, with a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
     note = size_note(view) + _spares_note(view) + _restart_note(view) + ("" if straggler is None else f" {straggler}.")
-    note += " Its pods are told to end now as they report next." if _is_to_finish(view) else ""
+    note += " Its pods are told to end now when they report next." if _is_to_finish(view) else ""
     return progressing("Straggling" if straggler else "Training", f"{where} is training.{note}")

@@ -109,11 +109,11 @@ def _take_over(view: View, trouble: Trouble, takeovers: Mapping[int, Pod], resta
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     status = results.with_checkpoints(status, view.terminated_pods)
     status = with_retry(with_failure(view, status, cause, restart_in_place=restart), counts=cause.counts)
-    clauses = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in takeovers.items()]
+    clauses = [f"spare pod {pod.name} replaces worker {worker}" for worker, pod in takeovers.items()]
     text = f"{cause.sentence} {'; '.join(clauses).capitalize()}"
     status = with_new_members(view, status, takeovers, restart, f"{text}.")
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    announcement = f"{text}; all ranks start anew in the pods that live on, from {place}."
+    announcement = f"{text}; all ranks start again in the remaining pods, from {place}."
     reasons = (*((trouble.reason,) if trouble.reason else ()), Reason.SPARE_TOOK_OVER)
     return Decision(
         status,

@@ -65,7 +65,7 @@ def repeat_phase(view: View, index: int, request: Request) -> Decision:
         served_requests=[*view.status.served_requests, request.id],
     )
     text = (
-        f"Request {request.id} asks for phase {phase.name} again. Execution {number} trains it from"
+        f"Request {request.id} asks to repeat phase {phase.name}. Execution {number} trains it from"
         f" {'checkpoint ' + begin if begin else 'random weights'}"
     )
     new = Announcement("PhaseRepeated", text, (Reason.PHASE_REPEATED,))
@@ -88,7 +88,7 @@ def roll_back(view: View, sentence: str) -> Decision:
     status = with_failure(view, view.status, Cause("DelinkTimeout", sentence))
     wait = wait_seconds(status, view.spec.restart)
     status = status_with(with_retry(status, counts=True), phases=phases, transition=None)
-    text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
+    text = f"{sentence} Execution {number} trains the end of phase {before.name} again, from an earlier checkpoint"
     return announce(view, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
 
 
@@ -129,7 +129,7 @@ def repeat_requested(view: View) -> Decision | None:
     index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
     if not is_untrained(view.status, index):
         return repeat_phase(view, index, request)
-    text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
+    text = f"Phase {request.phase}, which request {request.id} names, has not started yet: there is nothing to repeat."
     status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
     runs = view.job is not None and view.job.state is JobState.ACTIVE
     claim = progressing("PhaseNotStarted", text)
@@ -153,8 +153,8 @@ def spec_changed(view: View) -> Decision | None:
 def train_on(view: View) -> Decision:
     """Return the decision to continue with the present spec. The pods save a checkpoint before they end."""
     text = (
-        f"The job is to train until step {last_steps(view.spec)[-1]} now. Execution {view.status.execution + 1} goes on"
-        f" with that at {view.stage.title}, from a checkpoint that is saved now"
+        f"The job now trains until step {last_steps(view.spec)[-1]}. Execution {view.status.execution + 1} continues"
+        f" at {view.stage.title}, from a checkpoint that is being saved"
     )
     decision = announce(view, view.status, Announcement("SpecChanged", text, (Reason.SPEC_CHANGED,)), wait=0)
     return replace(decision, with_dry_run=True)
@@ -173,8 +173,8 @@ def train_longer(view: View, message: TerminationMessage) -> Decision:
     """Return the decision to continue from the end of a phase that was prolonged in the meantime."""
     status = results.with_checkpoints(view.status, view.terminated_pods)
     text = (
-        f"{view.stage.title.capitalize()} has ended at step {message.step}, and is to train until step"
-        f" {last_steps(view.spec)[view.stage.index]} now. Execution {status.execution + 1} goes on from checkpoint"
+        f"{view.stage.title.capitalize()} ended at step {message.step}, but now trains until step"
+        f" {last_steps(view.spec)[view.stage.index]}. Execution {status.execution + 1} continues from checkpoint"
         f" {message.checkpoint}"
     )
     return announce(view, status, Announcement("PhaseProlonged", text, (Reason.PHASE_PROLONGED,)), wait=0)

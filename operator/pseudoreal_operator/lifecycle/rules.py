@@ -116,11 +116,11 @@ def _done(view: View, phase: PhaseStatus) -> Event:
 def _without_result(view: View, job: ChildJob) -> Decision | None:
     pod = next((pod for pod in view.pods.succeeded if pod.index == 0), None)
     if pod is None:
-        sentence = f"The pod of Job {job.name} is gone, with its result."
+        sentence = f"The pod of Job {job.name} was deleted, and its result with it."
         return recover(view, Trouble(Kind.JOB_GONE, Cause("ResultGone", sentence, counts=False)))
     text = (
-        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
-        " spec.pod may give it another command, or an image of another release."
+        f"Pod {pod.name} ended with exit code 0, but its termination message is not a result of {view.stage.title}."
+        " Check whether spec.pod sets another command, or an image of another release."
     )
     return recover(view, Trouble(Kind.JOB_GONE, Cause("ResultUnreadable", text, pod)))
 
@@ -130,7 +130,7 @@ def job_suspended(view: View) -> Decision | None:
         return None
     alive = [pod.name for pod in view.observed.every_pod.alive[:3]]
     saving = f" {', '.join(alive)} may still save a checkpoint." if alive else ""
-    text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
+    text = f"spec.suspend is true.{saving} Set it to false to continue from the newest checkpoint."
     status = results.with_checkpoints(
         results.with_reported_checkpoint(view.status, view.last_reports), view.terminated_pods
     )
@@ -158,9 +158,9 @@ def job_resumed(view: View) -> Decision | None:
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
     number = status.execution
     resumption = Event(
-        Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or ""
+        Reason.RESUMED, f"The job continues with execution {number}.", view.stage.number, number, since or ""
     )
-    claim = progressing("Resumed", f"{view.stage.title} is about to go on.")
+    claim = progressing("Resumed", f"{view.stage.title} is about to continue.")
     return Decision(status, waiting_state(view), claim, events=(resumption,), with_dry_run=True)
 
 
@@ -230,7 +230,7 @@ def _sentence_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
     if lost.stuck is not None:
         return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
     numbers = ", ".join(map(str, lost.numbers))
-    return f"The pod of worker {numbers} of {view.job_name} is gone without a word, as one that was deleted."
+    return f"The pod of worker {numbers} of {view.job_name} disappeared without a message, as a deleted pod does."
 
 
 def execution_running(view: View) -> Decision | None:
@@ -259,7 +259,7 @@ def pod_stuck(view: View) -> Decision | None:
     if pod is None:
         return None
     deadline, node = pod.deletion_deadline, pod.node or "(none)"
-    text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
+    text = f"Pod {pod.name} should have ended by {deadline}, but still exists: its node {node} may be lost."
     return _after_failures(view, Kind.POD_STUCK, MissingPods(stuck=pod), text)
 
 
@@ -319,7 +319,7 @@ def back_off(view: View) -> Decision | None:
     if after is None or clock.from_text(after) <= view.now:
         return None
     before = conditions.find(view.status, "Progressing")
-    text = before.message if before else f"The next execution starts not before {after}."
+    text = before.message if before else f"The next execution starts at {after} or later."
     wait = (clock.from_text(after) - view.now).total_seconds()
     return Decision(view.status, "Restarting", not_progressing("Restarting", text), requeue_after=wait)
 
@@ -339,7 +339,7 @@ def await_cleanup(view: View) -> Decision | None:
         # GPUs.
         pod = view.observed.orphans[0]
         text = (
-            f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
+            f"Waiting for pod {pod} to end, whose Job no longer exists. To continue without waiting, delete the pod:"
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS

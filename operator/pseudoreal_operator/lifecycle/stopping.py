@@ -120,8 +120,8 @@ def sidecar_note(view: View) -> str | None:
 def describe_sidecar(pod: Pod) -> str:
     names = ", ".join(pod.sidecars[:_NAMED])
     return (
-        f"The trainer of pod {pod.name} has ended and container {names} runs on, which would keep the pod and its node"
-        f" for ever; the operator ends the pod. What to do: {_REMEDY}."
+        f"The trainer of pod {pod.name} has ended, but container {names} still runs, and would keep the pod and its"
+        f" node for ever. The operator ends the pod. What to do: {_REMEDY}."
     )
 
 

@@ -30,7 +30,7 @@ def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Un
     status, victim = job.status(), pods[1]["metadata"]["name"]
     assert (status.restarts, status.execution) == (1, 1)
     assert [(fault.reason, fault.pod, fault.restart_in_place) for fault in status.faults] == [("PodFailed", victim, 1)]
-    assert f"Pod {victim} (worker 1): local rank 0 ended without a word" in job.told("RestartedInPlace")
+    assert f"Pod {victim} (worker 1): local rank 0 ended without a message" in job.told("RestartedInPlace")
     assert {_uid(pod) for pod in pods} <= {_uid(pod) for pod in job.pods("train")}
 
 

@@ -55,7 +55,9 @@ def healthy(cluster: Cluster) -> Job:
 @situation
 def restarted_in_place(cluster: Cluster) -> Job:
     job = _job(cluster, spec__phases__0__workers=2)
-    died = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word, as one that is killed")
+    died = InPlace(
+        restarts=1, peer_lost=False, message="local rank 0 ended without a message, as a killed process does"
+    )
     followed = InPlace(restarts=1, peer_lost=True, message="Connection closed by peer")
     for rank, (pod, said) in enumerate(zip(job.run("llm-pseudo-e1", 2), (followed, died), strict=True)):
         Reporter.of(cluster, pod).tell(PodReport(ranks=[sign(rank, 5)], in_place=said))

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator"
 
 Json = dict[str, Any]
 
-DIED = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word")
+DIED = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a message")
 FOLLOWED = InPlace(restarts=1, peer_lost=True, message="Connection closed by peer")
 
 
@@ -42,7 +42,7 @@ def test_a_restart_in_place_is_counted_and_keeps_the_pods(cluster: Cluster) -> N
     message = job.event("RestartedInPlace")["message"]
     assert message.startswith(f"Pod {victim} (worker 1): {DIED.message}. All ranks were restarted in the same pods")
     assert (status.execution, status.state) == (1, "Training")
-    job.end(pods[1], "Failed", message="local rank 0 ended without a word", in_place=DIED)
+    job.end(pods[1], "Failed", message="local rank 0 ended without a message", in_place=DIED)
     status = job.wait("the next execution", lambda status: status.execution == 2)
     assert status.restarts == 2, "the first is not counted again"
     told = [_allowed(pod) for pod in job.pods("in-place-pseudo-e2", 2)]
@@ -80,7 +80,7 @@ def test_a_spare_pod_replaces_a_lost_worker(cluster: Cluster) -> None:
         job.end(pod, "Succeeded", checkpoint="pseudo-10")
     status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete")
     assert (status.execution, status.restarts, status.faults) == (1, 0, [])
-    assert "takes the place of worker 0" in job.event("SpareTookOver")["message"]
+    assert "replaces worker 0" in job.event("SpareTookOver")["message"]
 
 
 @pytest.mark.long

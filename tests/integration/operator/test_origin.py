@@ -18,7 +18,7 @@ LOST = (
     "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.244.0.16]:57487. Check the logs"
     " of the remote worker before reporting an error. GLHF! 🏖️"
 )
-KILLED = "local rank 0 ended without a word, as a process does that is killed; another rank then said: " + LOST
+KILLED = "local rank 0 ended without a message, as a killed process does; another rank then said: " + LOST
 
 
 class Trial:

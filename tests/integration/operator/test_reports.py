@@ -170,7 +170,7 @@ def test_a_phase_is_told_to_finish_through_the_answers_to_reports(cluster: Clust
     job.wait("the condition", lambda status: any(c.reason == "Finishing" for c in status.conditions))
     progressing = job.condition("Progressing")
     assert progressing["status"] == "True"
-    assert "asked to end now, through a checkpoint" in progressing["message"]
+    assert "asked to end now, with a checkpoint" in progressing["message"]
     job.tells("Accepted", "PhaseStarted", "FinishRequested")
     cluster.patch_job(job.name, {"spec": {"requests": [request | {"id": "2", "phase": "real"}]}})
     wait_for("an answer without it", lambda: not _asks_to_finish(pod))

@@ -36,7 +36,7 @@ IN_PLACE = TRAINING | {
         "phase": "real",
         "execution": 2,
         "restarts": 1,
-        "message": "Pod llm-real-abcdef-e2-1 (worker 1): local rank 0 ended without a word.",
+        "message": "Pod llm-real-abcdef-e2-1 (worker 1): local rank 0 ended without a message.",
     },
     "faults": [
         *TRAINING["faults"],

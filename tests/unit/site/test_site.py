@@ -69,6 +69,20 @@ def test_no_page_has_a_diagram_whose_program_would_be_loaded(site: Path) -> None
     assert [page for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text()] == []
 
 
+def test_flowchart_of_the_rooms_is_shown_as_tables_with_the_same_arrows(site: Path) -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    lines = text.partition("flowchart LR\n")[2].partition("```")[0].splitlines()
+    arrows = [line for line in lines if line.strip() != "end" and "subgraph" not in line]
+    page = (site / "repository/CONTRIBUTING.html").read_text()
+    assert "flowchart LR" not in page
+    tables = [part.partition("</table>")[0] for part in page.split("<table>") if "<th>imports</th>" in part]
+    cells = re.findall(r"<td>([^<]*)</td>", "".join(tables))
+    assert len(cells) == 2 * len(arrows) > 80
+    assert sum(bool(cell) + cell.count(",") for cell in cells[1::2]) == sum(
+        line.count("-->") + line.count("&") for line in arrows
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

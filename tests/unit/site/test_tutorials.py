@@ -183,7 +183,7 @@ def test_laptop_and_drill_work_as_written(tmp_path: Path) -> None:
     prepare, start, resume, kill, *after = _lines(_page("faults"))
     reader.succeed(prepare)
     log = reader.killed(start, kill)
-    assert "Failed: local rank 0 ended without a word" in log
+    assert "Failed: local rank 0 ended without a message" in log
     assert "--resume" in log
     reader.succeed(resume)
     undisturbed, disturbed = reader.metrics("20260101-000000"), reader.metrics("drill")

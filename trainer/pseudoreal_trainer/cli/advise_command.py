@@ -28,12 +28,18 @@ _STDIN = Path("-")
 @click.command()
 @click.argument("job", type=_PATH)
 @click.option("--hardware", type=_PATH, help="Profile of a machine. Default: the job's, or an assumed machine.")
-@click.option("--tokens", type=click.IntRange(1, 2**62), help="Budget: so many tokens of training without sharing.")
+@click.option("--tokens", type=click.IntRange(1, 2**62), help="Budget: training without sharing for this many tokens.")
 @click.option(
-    "--days", type=click.FloatRange(0, 36_500, min_open=True), help="Budget: so many days of training without sharing."
+    "--days",
+    type=click.FloatRange(0, 36_500, min_open=True),
+    help="Budget: training without sharing for this many days.",
 )
 @click.option(
-    "--from", "runs", type=_PATH, multiple=True, help="Folder of a trial's runs; decides by them. May be repeated."
+    "--from",
+    "runs",
+    type=_PATH,
+    multiple=True,
+    help="Folder with the runs of a trial, on which the advice is then based. May be repeated.",
 )
 @click.option("--trial", type=_PATH, help="Write the job files of a short trial on the job's text into this folder.")
 @click.option("--output", type=_PATH, help="Write the job with the recommended phases into this file.")

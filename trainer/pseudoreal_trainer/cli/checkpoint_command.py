@@ -110,17 +110,30 @@ def _command_error(error: Exception) -> CommandError:
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--prompt", default="\n", help="Start of the text.")
-@click.option("--tokens", "count", default=300, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--tokens",
+    "count",
+    default=300,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of tokens to generate.",
+)
 @click.option("--tokenizer", "path", help="tokenizer.json or its folder. Default: the job's.")
 @click.option(
     "--temperature",
     default=0.8,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="0: the likeliest token.",
+    help="Number that divides the logits. 0: always the likeliest token.",
 )
-@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
-@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Choose among the likeliest tokens that together have this probability.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the random choice of tokens.")
 def sample(
     checkpoint: OpenCheckpoint,
     prompt: str,
@@ -242,13 +255,36 @@ def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
 
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
-@click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that starts from it.")
-@click.option("--blocks", type=click.IntRange(min=1), help="Number of blocks of that phase. Default: one per layer.")
-@click.option("--pattern", type=click.Choice(["Cycle", "Segment"]), default="Cycle", show_default=True)
-@click.option("--part", type=click.Choice(get_args(SharedPart)), default="Blocks", show_default=True)
-@click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="Scale", show_default=True)
 @click.option(
-    "--materialize", "as_files", is_flag=True, help="Write its own files, of full size, in place of references."
+    "--to", "phase", required=True, callback=_phase_name, help="Name of the phase that starts from the new checkpoint."
+)
+@click.option("--blocks", type=click.IntRange(min=1), help="Number of blocks of that phase. Default: one per layer.")
+@click.option(
+    "--pattern",
+    type=click.Choice(["Cycle", "Segment"]),
+    default="Cycle",
+    show_default=True,
+    help="Which block a layer uses, as in sharing.pattern of a phase.",
+)
+@click.option(
+    "--part",
+    type=click.Choice(get_args(SharedPart)),
+    default="Blocks",
+    show_default=True,
+    help="What layers share, as in sharing.parts of a phase.",
+)
+@click.option(
+    "--optimizer-state",
+    type=click.Choice(get_args(OptimizerState)),
+    default="Scale",
+    show_default=True,
+    help="Moments of the copies, as in spec.delink.optimizerState.",
+)
+@click.option(
+    "--materialize",
+    "as_files",
+    is_flag=True,
+    help="Write the tensors into files of the new checkpoint, instead of references.",
 )
 def delink(
     checkpoint: OpenCheckpoint,
@@ -300,10 +336,10 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
 
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
-@click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
+@click.option("--format", "name", type=click.Choice([*FORMATS]), required=True, help="Format of the files.")
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to create.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Default: the checkpoint's own, float32.")
-@click.option("--file-size", default="5G", show_default=True, callback=_file_size, help="Maximal size of a file.")
+@click.option("--file-size", default="5G", show_default=True, callback=_file_size, help="Maximum size of a file.")
 @click.option("--tokenizer", callback=_tokenizer_file, help="tokenizer.json, its folder, or bytes. Default: the job's.")
 def export(
     checkpoint: OpenCheckpoint,

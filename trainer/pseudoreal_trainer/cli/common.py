@@ -59,7 +59,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--kubeconfig", help="Kubeconfig file, in place of the environment variable KUBECONFIG."),
         click.option("--context", help="Context of the kubeconfig. Default: the current one."),
-        click.option("-n", "--namespace", help="Default: the namespace of the context."),
+        click.option("-n", "--namespace", help="Namespace of the job. Default: the one of the kubeconfig's context."),
     ):
         with_options = option(with_options)
     return with_options

@@ -41,15 +41,15 @@ _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
 
 @data.command("train-tokenizer")
 @_INPUTS
-@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
-@click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY))
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write.")
+@click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY), help="Number of tokens.")
 @_FIELD
 @click.option(
     "--sample-bytes",
     default=_SAMPLE_BYTES,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Most text used.",
+    help="Maximum size of the sample, in bytes.",
 )
 def train(inputs: tuple[str, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
     """Train a byte-level BPE on a sample of the text in INPUTS.
@@ -77,7 +77,7 @@ started again.
 
 @data.command("prepare", help=_PREPARE_HELP)
 @_INPUTS
-@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write.")
 @click.option("--tokenizer", required=True, help=_TOKENIZER_HELP)
 @click.option(
     "--end-of-document",
@@ -92,7 +92,7 @@ started again.
     help="Order documents so that rows of SEQUENCE tokens cut as few of them as possible.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Maximal number of processes. Default: one per usable processor."
+    "--workers", type=click.IntRange(min=1), help="Maximum number of processes. Default: one per usable processor."
 )
 @click.option(
     "--shard-bytes",
@@ -106,7 +106,7 @@ started again.
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Documents of an input, or of several small ones, that may be left out.",
+    help="Number of malformed documents that may be skipped in an input, or in several small inputs together.",
 )
 def prepare_command(
     inputs: tuple[str, ...],
@@ -153,10 +153,10 @@ def _summary(done: Prepared) -> str:
 @click.option(
     "--dtype",
     type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]),
-    help="Type of bare tokens.",
+    help="Integer type of bare tokens.",
 )
 @click.option(
-    "--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Number of those documents."
+    "--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Number of documents to show."
 )
 @click.option("--verify", "is_verified", is_flag=True, help="Read all tokens, and compare digests if there are any.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")

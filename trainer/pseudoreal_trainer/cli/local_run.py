@@ -161,5 +161,5 @@ def _read_termination(termination: Path, config: PhaseConfig | DelinkConfig, exi
         outcome="Failed",
         phase=config.phase,
         execution=config.execution,
-        message=f"the pod's process ended with exit code {exit_code} and without a word",
+        message=f"the pod's process ended with exit code {exit_code} and without a message",
     )

@@ -31,9 +31,11 @@ _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 @click.command()
 @click.argument("job", shell_complete=names_of_jobs)
-@click.option("--on-cluster", is_flag=True, help="Compare a file with the nodes of the cluster.")
-@click.option("--phase", help="Plan this phase alone.")
-@click.option("--hardware", type=click.Path(path_type=Path), help="Profile of a machine, for predictions in seconds.")
+@click.option("--on-cluster", is_flag=True, help="Compare what the job in a file needs with the nodes of the cluster.")
+@click.option("--phase", help="Plan only this phase.")
+@click.option(
+    "--hardware", type=click.Path(path_type=Path), help="Hardware profile; with it, seconds are predicted, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 @click.option(
     "--trace", type=click.Path(path_type=Path), help="File for a step of each phase, as a Chrome trace for Perfetto."

@@ -44,13 +44,16 @@ def show(console: Console, report: PhaseReport) -> None:
     )
     console.print(_memory_table(report))
     if report.scratch_bytes is not None:
-        say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
-    say(f"the loss is computed of {report.loss_chunk:,} tokens of a micro-batch at a time")
+        say(
+            f"kernels need up to {readable_bytes(report.scratch_bytes)} of device memory for their own use while a"
+            " pass runs"
+        )
+    say(f"the loss is computed for {report.loss_chunk:,} tokens of a micro-batch at a time")
     console.print(_traffic_table(report))
     if report.exchanges:
         console.print(_exchange_table(report))
     say(
-        f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"
+        f"per step, each unit is fetched at most {report.fetches_per_unit} times, and its gradient is reduced"
         f" {report.reductions_per_unit} times"
     )
     say(_step_text(report))
@@ -66,7 +69,7 @@ def show(console: Console, report: PhaseReport) -> None:
 def show_course(console: Console, courses: Sequence[PhaseDuration], days: float | None) -> None:
     """Print the duration of each phase, and the time of its steps relative to the first phase. With `days`, also print
     the changes needed to end within this number of days."""
-    table = Table("phase", "steps", "tokens", "seconds of a step", "of the first phase's", "days", title="the job")
+    table = Table("phase", "steps", "tokens", "seconds of a step", "times the first phase's", "days", title="the job")
     for column in table.columns[1:]:
         column.justify = "right"
     for course in courses:
@@ -118,7 +121,7 @@ def _traffic_table(report: PhaseReport) -> Table:
 
 def _exchange_table(report: PhaseReport) -> Table:
     names = ("within workers", "between workers", "stays within")
-    table = Table("among", *names, title="bytes a step that all ranks exchange, and where")
+    table = Table("among", *names, title="bytes that all ranks exchange per step, and where")
     for column in table.columns[1:3]:
         column.justify = "right"
     for exchange, found in report.exchanges.items():
@@ -137,18 +140,18 @@ def _count(tokens: int | None) -> str:
 
 def _imbalance_text(found: ImbalanceReport) -> str:
     if found.most_rows == 1:
-        return "the experts of all ranks get as many tokens, whatever these choose"
-    most = f"those of one rank may get up to {found.most_rows:.4g} times the mean"
+        return "the experts of all ranks get equally many tokens, whatever the router chooses"
+    most = f"the experts of one rank may get up to {found.most_rows:.4g} times the mean"
     then = "" if found.step_seconds is None else f", and a step then takes up to {found.step_seconds:.4g} s"
-    return f"all this is where the experts of all ranks get as many tokens; {most}{then}"
+    return f"all numbers assume that the experts of all ranks get equally many tokens; {most}{then}"
 
 
 def _step_text(report: PhaseReport) -> str:
     idle = f"pipeline ranks wait {report.idle_share:.1%} of the step"
     if report.step_seconds is None:
         return (
-            f"{idle}, were passes all that takes time; for seconds give --hardware a profile, which"
-            " `pseudoreal measure-hardware` writes"
+            f"{idle}, if only passes took time; to predict seconds, give --hardware a profile, which `pseudoreal"
+            " measure-hardware` writes"
         )
     speed = report.tokens_per_step / report.step_seconds
     utilisation = "" if report.mfu is None else f", an MFU of {report.mfu:.1%}"

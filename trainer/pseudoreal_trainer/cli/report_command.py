@@ -28,7 +28,7 @@ MOST_JOBS = 8
     help="File for the page; an existing one is replaced.",
 )
 def report(folders: tuple[str, ...], output: Path) -> None:
-    """Write a page about the job in FOLDER, or about several beside each other.
+    """Write a page about the job in FOLDER, or about several jobs side by side.
 
     FOLDER is a work directory, or the s3://, gs:// or az:// URL of the folder with checkpoints/. The page is one HTML
     file that loads nothing: curves, restarts, checkpoints, step plans and, of several jobs, the differences of their

@@ -32,7 +32,9 @@ _POD_ONLY = ("resources", "pod")
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
+@click.option(
+    "--workdir", type=click.Path(path_type=Path), help="Folder of the run. Default: pseudoreal-runs/NAME OF THE JOB."
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the work directory.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Folder for a trace of each rank, for Perfetto.")
 def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> None:
@@ -161,5 +163,7 @@ def metrics(folder: str) -> None:
     try:
         for line in metrics_of(storage_path(folder)):
             click.echo(line)
+    except BrokenPipeError:
+        raise  # the reader of the output has enough, such as `head`; click ends the command
     except (OSError, UnicodeDecodeError, TrainingError) as error:
         raise CommandError(f"no metrics: {error}", ExitStatus.INVALID_JOB) from error

@@ -261,9 +261,9 @@ def _hints_on_groups(layout: Layout) -> list[str]:
         return []
     slots = max(layout.slots(rank, "Experts") for rank in range(layout.pipeline))
     return [
-        f"a rank's experts of a layer are {layout.expert_groups} units, and the device has room for the working copies"
-        f" of {slots} that move; what is said of bytes and seconds is as if tokens came for all of them, and a group"
-        " for which none come in a step is not fetched"
+        f"a rank's experts of a layer are {layout.expert_groups} units, and the device has room for the working"
+        f" copies of {slots} that move; bytes and seconds assume that tokens come for all of these units; in a"
+        " step, a unit without tokens is not fetched"
     ]
 
 
@@ -272,7 +272,7 @@ def _hints_on_sharing(layout: Layout) -> list[str]:
     if layout.pipeline == 1 or not any(map(layout.shares, range(1, layout.head))):
         return []
     if not layout.common_layer_units:
-        return ["each shared block is used on one pipeline rank only: its gradient needs no sum over them"]
+        return ["each shared block is used on one pipeline rank only: its gradient needs no sum over pipeline ranks"]
     multiples = range(layout.pipeline, layout.layers, layout.pipeline)
     free = [str(blocks) for blocks in multiples if layout.layers % blocks == 0]
     summed = f"the gradients of {layout.common_layer_units} shared blocks are summed over pipeline ranks in every step"

@@ -37,7 +37,7 @@ def changes_to_end_within(durations: Sequence[PhaseDuration], days: float) -> li
     return [
         f"the job takes {needed:.3g} days, {needed / days:.3g} times {days:g}",
         *shorter,
-        f"or make steps {needed / days:.3g} times as fast; most of the time is that of phase {slowest.name}, where"
+        f"or make steps {needed / days:.3g} times as fast; most of the time is spent in phase {slowest.name}, where"
         f" {slowest.bottleneck}",
     ]
 

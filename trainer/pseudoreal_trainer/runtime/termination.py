@@ -154,8 +154,8 @@ def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: Ph
         sentences.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_list_ranks(killed)}")
     elif killed:
         sentences.append(
-            f"local rank {_list_ranks(killed)} ended without a word, as a process does that is killed (for instance for"
-            f" using too much memory); torchrun's exit code is {exit_code}"
+            f"local rank {_list_ranks(killed)} ended without a message, as a killed process does (for instance one that"
+            f" used too much memory); torchrun's exit code is {exit_code}"
         )
     if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
         limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"

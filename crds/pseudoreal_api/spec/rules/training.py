@@ -121,8 +121,8 @@ TRAINING_RULES = (
     ),
     on_job(
         "self.optimizer.idleExperts == 'Update' || has(self.model.experts)",
-        "spec.optimizer.idleExperts %s is of experts, and spec.model has none; set spec.model.experts, or remove"
-        " idleExperts",
+        "spec.optimizer.idleExperts %s applies to experts, and spec.model has none; set spec.model.experts, or"
+        " remove idleExperts",
         "self.optimizer.idleExperts",
     ),
     on_job(
@@ -134,8 +134,8 @@ TRAINING_RULES = (
     ),
     on_job(
         "self.optimizer.clipping.updates == 'AfterNorm' || self.optimizer.clipping.mode == 'Global'",
-        "spec.optimizer.clipping.updates %s needs mode Global, and it is %s, which waits for no norm of the whole"
-        " gradient; remove updates",
+        "spec.optimizer.clipping.updates %s needs mode Global, and it is %s, which does not wait for the norm of"
+        " the whole gradient; remove updates",
         "self.optimizer.clipping.updates",
         "self.optimizer.clipping.mode",
     ),
@@ -166,8 +166,8 @@ TRAINING_RULES = (
     on_each_phase(
         "has(p.layers) || !has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
         f" || 'Experts' in p.sharing.parts || {_DENSE_LAYERS}.all(l, {_NEXT_OF_BLOCK} in {_DENSE_LAYERS})",
-        ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts; the two"
-        " kinds have no weights in common",
+        ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts;"
+        " layers with and without experts cannot share weights",
         f"{_MIXED}[0]",
         f"{_MIXED}.map(l, {_NEXT_OF_BLOCK})[0]",
     ),
@@ -211,7 +211,10 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         "p.parallelism.layout == 'Auto' || !has(p.parallelism.hardware)",
-        ".parallelism.hardware is what layout Auto predicts with, but layout is %s; set it to Auto, or remove hardware",
+        (
+            ".parallelism.hardware is the profile with which layout Auto predicts, but layout is %s; set it to"
+            " Auto, or remove hardware"
+        ),
         "p.parallelism.layout",
     ),
     on_each_phase(
@@ -266,8 +269,9 @@ TRAINING_RULES = (
     on_each_phase(
         "p.offload.expertGroups == 1 || self.optimizer.clipping.mode == 'Global'"
         " || (self.optimizer.clipping.mode == 'None' && self.optimizer.nonFinite == 'Fail')",
-        ".offload.expertGroups %d needs spec.optimizer.clipping.mode Global, or None with nonFinite Fail, and they are"
-        " %s and %s: else each group would be clipped or left out by itself, and train otherwise than without groups",
+        ".offload.expertGroups %d needs spec.optimizer.clipping.mode Global, or None with nonFinite Fail, and they"
+        " are %s and %s: otherwise each group would be clipped or skipped by itself, and training would differ"
+        " from training without groups",
         "p.offload.expertGroups",
         "self.optimizer.clipping.mode",
         "self.optimizer.nonFinite",
@@ -292,18 +296,21 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         "p.spares == 0 || !has(p.elastic)",
-        ".spares %d and elastic exclude each other: an elastic phase goes on with fewer workers; remove one of the two",
+        (
+            ".spares %d and elastic exclude each other: an elastic phase continues with fewer workers; remove one"
+            " of the two"
+        ),
         "p.spares",
     ),
     on_each_phase(
         "p.spares == 0 || p.workers > 1",
-        ".spares %d needs at least 2 workers: where the only one is lost, nobody goes on; remove spares",
+        ".spares %d needs at least 2 workers: if the only worker is lost, no worker can continue; remove spares",
         "p.spares",
     ),
     on_each_phase(
         "p.spares == 0 || self.restart.inPlace > 0",
-        ".spares %d needs spec.restart.inPlace of at least 1: ranks start anew in pods that live on; raise it, or"
-        " remove spares",
+        ".spares %d needs spec.restart.inPlace of at least 1: the other pods restart their ranks in place; raise"
+        " it, or remove spares",
         "p.spares",
     ),
     on_each_phase(

@@ -52,7 +52,7 @@ def test_job_that_does_not_fit_on_one_node_says_so(cluster: Cluster, waits: bool
         wait_for("a node for one pod", lambda: placed(job) == 1, lambda: said([job]))
 
         def explained() -> bool:
-            return "so all 2 pods are kept on one node" in job.condition("Progressing")["message"]
+            return "so all 2 pods must run on one node" in job.condition("Progressing")["message"]
 
         wait_for("the reason", explained, lambda: job.condition("Progressing"))
 

@@ -112,13 +112,13 @@ def rejected_pod(reason: str) -> Pod:
 @pytest.mark.parametrize(
     ("pod", "reason", "says"),
     [
-        *((rejected_pod(word), "PodRejected", f"rejected by node gpu-1 before a container of it ran ({word}: ")
+        *((rejected_pod(word), "PodRejected", f"rejected by node gpu-1 before any of its containers ran ({word}: ")
           for word in REJECTIONS),
-        (pod_on_node(has_run=False), "PodRejected", "rejected by node gpu-1 before a container of it ran."),
+        (pod_on_node(has_run=False), "PodRejected", "rejected by node gpu-1 before any of its containers ran."),
         (
             pod_on_node(termination=Termination(255, "Unknown", "", None)),
             "NodeFailed",
-            "ended with node gpu-1, as one that was restarted or shut down (Unknown).",
+            "ended together with node gpu-1, which was probably restarted or shut down (Unknown).",
         ),
         (pod_on_node(termination=Termination(137, "ContainerStatusUnknown", "", None)), "NodeFailed", "node gpu-1"),
         (

@@ -81,7 +81,7 @@ def test_hang_without_a_suspect_says_what_all_ranks_do() -> None:
     world = training_world()
     for activity in ("waiting", "computing"):
         assert (
-            f"all of them are {activity}."
+            f"all ranks are {activity}."
             in hang_of(world, observe(world, rank_report(0, activity), rank_report(1, activity)))[1]
         )
 
@@ -158,14 +158,14 @@ def test_a_pod_that_fell_silent_is_blamed_first() -> None:
     seen = observe(world, rank_report(0), rank_report(1))
     silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
     sentence = hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
-    assert "node node-1, has not been heard since" in sentence
+    assert "node node-1, has not reported since" in sentence
     assert "node-0" not in sentence
 
 
 def test_running_pod_that_never_reported_is_suspected() -> None:
     world = training_world()
     seen = observe(world, rank_report(0, "starting", step=0), stepped=None, begun=False)
-    assert "node node-1, was never heard" in hang_of(world, seen)[1]
+    assert "node node-1, has never reported" in hang_of(world, seen)[1]
     waiting = Pods(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert hang_of(world, replace(seen, pods=waiting)) == ("", "")
 
@@ -190,8 +190,8 @@ def test_pods_without_a_rendezvous_stall_at_the_start() -> None:
     seen = replace(seen, last_reports=tuple(replace(one, report=PodReport()) for one in seen.last_reports))
     reason, sentence = hang_of(world, seen)
     assert reason == "StartStalled"
-    assert "have not met at rank 0 on pod sim-real-e1" in bare(sentence)
-    assert "no rank has begun" in sentence
+    assert "have not all connected to rank 0 on pod sim-real-e1" in bare(sentence)
+    assert "no rank has started" in sentence
     silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
     assert "rank 1 on pod" in hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
     waiting = Pods(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)

@@ -79,7 +79,7 @@ def test_stored_template_that_is_no_pod_fails_the_job_or_reaches_the_api_server(
     world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))
     world.carry_out(plan := world.plan())
     failed = find(world.status, "Failed")
-    assert plan.dry_run or (failed and "Most likely spec.pod.template is not as in a pod" in failed.message)
+    assert plan.dry_run or (failed and "Probably spec.pod.template is not a valid pod template" in failed.message)
 
 
 @pytest.mark.parametrize("template", GOOD, ids=str)

@@ -97,9 +97,7 @@ def test_children_rejected_beyond_startup_seconds_fail_the_job(allowed: int) -> 
     assert sum(waits) == allowed
     world.settle()
     assert condition_states(world)["Failed"] == ("True", "StartupDeadlineExceeded")
-    assert f"in {allowed} s, which spec.deadlines.startupSeconds allows. exceeded quota" in condition_message(
-        world, "Failed"
-    )
+    assert f"within {allowed} s (spec.deadlines.startupSeconds). exceeded quota" in condition_message(world, "Failed")
 
 
 def test_job_blocked_before_acceptance_retries_with_growing_waits() -> None:

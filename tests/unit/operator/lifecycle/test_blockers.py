@@ -24,7 +24,7 @@ def pending_pod(**status: Any) -> Pod:
                 ]
             },
             "Unschedulable",
-            "free or add what the scheduler misses",
+            "free or add the resources that the scheduler misses",
         ),
         (
             {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},

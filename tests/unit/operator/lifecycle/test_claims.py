@@ -62,7 +62,7 @@ def test_refused_access_mode_of_the_operators_claim_names_class_mode_and_line(
     assert REFUSALS[provisioner] in text
     assert "spec.checkpoint.storage.volume.claimTemplate.spec.accessModes: [ReadWriteOnce]" in text
     assert "kubectl delete prj sim -n default, kubectl delete pvc sim-checkpoints -n default" in text
-    assert "free or add what the scheduler misses" not in text
+    assert "free or add the resources that the scheduler misses" not in text
 
 
 def test_refused_access_mode_of_a_users_claim_names_the_line_of_the_claim() -> None:
@@ -84,7 +84,7 @@ def test_refused_access_mode_of_a_users_claim_names_the_line_of_the_claim() -> N
         ),
         (
             replace(PENDING, complaint="ProvisioningFailed: exceeded quota: requests.storage, used 1Ti"),
-            "has not made the volume: ProvisioningFailed: exceeded quota: requests.storage, used 1Ti. What to do: mend",
+            "has not created the volume: ProvisioningFailed: exceeded quota: requests.storage, used 1Ti. What to do:",
         ),
         (Claim(OWN), "Claim sim-checkpoints was deleted. What to do: kubectl delete job sim-pseudo-"),
         (replace(PENDING, phase=ClaimPhase.LOST), "The volume of claim sim-checkpoints was deleted"),
@@ -125,21 +125,21 @@ def test_bound_claim_is_not_blamed_for_other_blockers(claim: Claim) -> None:
     said = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
     text = condition(waiting_world(said), claim)[2]
     assert "Claim" not in text
-    assert "free or add what the scheduler misses" in text
+    assert "free or add the resources that the scheduler misses" in text
 
 
 def test_pods_that_do_not_fit_on_one_node_are_told_why_they_need_one() -> None:
     bound = replace(PENDING, phase=ClaimPhase.BOUND, modes=("ReadWriteOnce",))
     text = condition(waiting_world(TOO_FEW), bound)[2]
-    assert "Claim sim-checkpoints is ReadWriteOnce: one node has its volume at a time" in text
-    assert "so all 2 pods are kept on one node" in text
+    assert "Claim sim-checkpoints is ReadWriteOnce: only one node at a time can mount its volume" in text
+    assert "so all 2 pods must run on one node" in text
     assert "storageClassName: CLASS and accessModes: [ReadWriteMany]" in text
     assert "kubectl delete pvc sim-checkpoints -n default (with what is on it)" in text
     hosts = condition(waiting_world(TOO_FEW, spec__network={"hostNetwork": True}), bound)[2]
-    assert "With spec.network.hostNetwork each pod has a node of its own" in hosts
+    assert "With spec.network.hostNetwork each pod needs a node of its own" in hosts
     pod = "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod"
     alone = replace(bound, modes=("ReadWriteOncePod",))
-    assert "one pod has its volume at a time, and there are 2" in condition(waiting_world(pod), alone)[2]
+    assert "only one pod at a time can mount its volume, and the phase has 2" in condition(waiting_world(pod), alone)[2]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_pods_that_do_not_fit_on_one_node_are_told_why_they_need_one() -> None:
 def test_volume_of_another_node_is_named(conflict: str) -> None:
     world = waiting_world(f"0/3 nodes are available: 1 Insufficient cpu, 2 node(s) {conflict}.")
     many, one = (replace(PENDING, phase=ClaimPhase.BOUND, modes=(f"ReadWrite{mode}",)) for mode in ("Many", "Once"))
-    assert "The volume of claim sim-checkpoints is tied to the node or the zone" in condition(world, many)[2]
-    assert "so all 2 pods are kept on one node" in condition(world, one)[2]
+    assert "The volume of claim sim-checkpoints can be mounted only in the node or zone" in condition(world, many)[2]
+    assert "so all 2 pods must run on one node" in condition(world, one)[2]
 
 
 def test_affinity_of_another_origin_is_not_blamed_on_a_volume() -> None:
@@ -159,20 +159,20 @@ def test_affinity_of_another_origin_is_not_blamed_on_a_volume() -> None:
     text = condition(world, replace(PENDING, phase=ClaimPhase.BOUND), scratch)[2]
     assert "Claim" not in text
     assert "volume" not in text
-    assert "free or add what the scheduler misses" in text
+    assert "free or add the resources that the scheduler misses" in text
 
 
 def test_claim_of_an_ephemeral_volume_is_explained_by_the_line_of_the_job() -> None:
     scratch = Claim("sim-pseudo-e1-0-scratch", volume="scratch")
     assert condition(waiting_world(None), scratch)[1] == "Starting", "the cluster makes it a moment after the pod"
     absent = condition(waiting_world('persistentvolumeclaim "sim-pseudo-e1-0-scratch" not found'), scratch)[2]
-    assert "has not made claim sim-pseudo-e1-0-scratch of volume scratch yet" in absent
+    assert "has not yet created claim sim-pseudo-e1-0-scratch of volume scratch" in absent
     assert "kubectl describe pod sim-pseudo-e1-0 -n default." in absent
     said = 'ProvisioningFailed: storageclass.storage.k8s.io "fsat" not found'
     wrong = replace(scratch, phase=ClaimPhase.PENDING, modes=("ReadWriteOnce",), storage_class="fsat", complaint=said)
     text = condition(waiting_world(), wrong)[2]
     assert "storageClassName: CLASS in the volumeClaimTemplate of the job's volume scratch" in text
-    assert "It takes another job: kubectl delete prj sim -n default, and apply the changed file." in text
+    assert "This needs a new job: kubectl delete prj sim -n default, and apply the changed file." in text
     assert "kubectl delete pvc" not in text
 
 

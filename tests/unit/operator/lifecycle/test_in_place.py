@@ -16,7 +16,7 @@ from tests.unit.operator.lifecycle.support.steps import (
 )
 from tests.unit.operator.support.world import World
 
-WORDS = "local rank 0 ended without a word"
+WORDS = "local rank 0 ended without a message"
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_restart_in_place_is_counted_and_reported_without_touching_pods(world: W
     for pod in world.alive():
         world.report(pod, 11, "computing", origin_account() if pod["metadata"]["name"] == names[1] else peer_account())
     world.settle()
-    assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in condition_message(
+    assert "Its ranks were restarted in place 1 time, the last time for this reason: Pod sim-real" in condition_message(
         world, "Progressing"
     )
 
@@ -189,7 +189,7 @@ def test_restarts_in_place_count_against_max_restarts(world: World) -> None:
     assert (world.status.state, world.status.restarts) == ("Training", 3)
     fail_execution(world)
     assert world.status.state == "Failed"
-    assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in condition_message(world, "Failed")
+    assert "(used: 3; spec.restart.maxRestarts: 3)" in condition_message(world, "Failed")
 
 
 def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World) -> None:

@@ -406,7 +406,7 @@ def test_unreadable_result_counts_as_a_restart_and_deleted_result_does_not() -> 
     world.vanish(pod)
     world.carry_out(world.plan())
     assert (world.status.execution, world.status.restarts) == (3, 1)
-    assert "is gone, with its result" in condition_message(world, "Progressing")
+    assert "was deleted, and its result with it" in condition_message(world, "Progressing")
 
 
 def test_stage_that_completed_before_the_deadline_counts_when_seen_later() -> None:

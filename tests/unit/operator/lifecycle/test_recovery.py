@@ -39,14 +39,14 @@ def test_too_many_restarts_within_the_window_fail_the_job() -> None:
         fail_execution(world)
         start_next_execution(world)
     assert failure(world)[0] == "RestartsExhausted"
-    assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failure(world)[1]
+    assert "(used within spec.restart.windowSeconds, 1000 s: 2;" in failure(world)[1]
 
 
 def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
     world = run_until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
     fail_execution(world)
     folder = f"sim-{UID[:8]}"
-    assert failure(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
+    assert failure(world)[1].endswith(f"a new job can continue from them with spec.checkpoint.continueFrom: {folder})")
     without = start_job(spec__restart={"maxRestarts": 0})
     fail_execution(without)
     assert "continueFrom" not in failure(without)[1]
@@ -54,7 +54,7 @@ def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "says"),
-    [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints go when this job is deleted")],
+    [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints are deleted with this job")],
 )
 def test_failed_job_names_its_claim_and_whether_the_claim_stays(policy: str, says: str) -> None:
     volume = {"retentionPolicy": policy}
@@ -166,7 +166,7 @@ def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
     world.tick(1)
     world.settle()
     assert failure(world)[0] == "StartupDeadlineExceeded"
-    assert "0 of 1 pods ran 60 s after they were asked for" in failure(world)[1]
+    assert "0 of 1 pods ran 60 s after their creation" in failure(world)[1]
 
 
 def test_startup_deadline_does_not_apply_to_started_pods() -> None:

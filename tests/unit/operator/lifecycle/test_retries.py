@@ -135,8 +135,8 @@ def test_disruptions_without_a_new_checkpoint_are_bounded(end: Ending) -> None:
     end(world)
     reason, message = failure(world)
     assert reason == "RestartsExhausted"
-    assert "after 3 restarts that do not count, without a new checkpoint between them" in message
-    assert "spec.restart.maxDisruptions allows 3" in message
+    assert "after disruptions, without a new checkpoint between them: 3;" in message
+    assert "spec.restart.maxDisruptions: 3" in message
     assert f"continueFrom: sim-{UID[:8]}" in message
 
 

@@ -45,7 +45,7 @@ def test_stage_completes_when_its_trainers_have_ended(stage: str) -> None:
         world.finish(pod)
     world.settle()
     assert condition_states(world)["Progressing"] == ("False", "SidecarRunsOn")
-    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
+    assert "container istio-proxy still runs" in condition_message(world, "Progressing")
     wait = world.plan().requeue_after
     assert wait is not None
     assert wait <= SIDECAR_SECONDS
@@ -100,7 +100,7 @@ def test_failure_of_the_trainer_counts_although_a_sidecar_runs(end: dict[str, An
     wanted = world.plan()
     assert wanted.stop == tuple(names([other])), "the pod that failed has yet to be read"
     world.carry_out(wanted)
-    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
+    assert "container istio-proxy still runs" in condition_message(world, "Progressing")
     world.control()
     wait_for_proxies(world)
     world.carry_out(world.plan())

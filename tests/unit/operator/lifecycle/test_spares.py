@@ -94,7 +94,7 @@ def test_job_runs_spares_but_its_success_policy_counts_workers_only() -> None:
 def test_status_replicas_and_placement_exclude_idle_spares() -> None:
     world = with_spares()
     assert (world.status.replicas.desired, world.status.replicas.ready) == (2, 2)
-    assert "1 of 1 spare pods waits to take a place" in condition_message(world, "Progressing")
+    assert "1 of 1 spare pods waits to replace a worker" in condition_message(world, "Progressing")
     assert world.status.placement is not None
     assert [node.node for node in world.status.placement.nodes] == ["node-0", "node-1"]
 
@@ -182,7 +182,7 @@ def test_losing_an_idle_spare_does_not_interrupt_training() -> None:
     world.tick(SPARE_SECONDS)
     world.settle()
     assert (world.status.execution, world.status.state, len(world.alive())) == (1, "Training", 2)
-    assert "0 of 1 spare pods wait to take a place" in condition_message(world, "Progressing")
+    assert "0 of 1 spare pods wait to replace a worker" in condition_message(world, "Progressing")
     world.finish_all()
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
@@ -320,7 +320,7 @@ def test_restarts_in_place_after_a_takeover_count_from_its_number() -> None:
     complete_takeover(world, 0, 2)
     assert world.status.restarts == 0
     for index, peer in ((0, False), (2, True)):
-        said = InPlace(restarts=3, peer_lost=peer, message="local rank 0 ended without a word")
+        said = InPlace(restarts=3, peer_lost=peer, message="local rank 0 ended without a message")
         world.report(pod_at(world, index), 10, "starting", said)
     world.settle()
     assert [(fault.reason, fault.restart_in_place) for fault in world.status.faults] == [("PodFailed", 3)]

@@ -52,7 +52,7 @@ def test_half_placed_job_releases_its_pods_and_retries() -> None:
     world.settle()
     assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
     assert condition_states(world)["Progressing"] == ("False", "Restarting")
-    assert "1 of 2 pods ran 60 s after they were asked for" in condition_message(world, "Progressing")
+    assert "1 of 2 pods ran 60 s after their creation" in condition_message(world, "Progressing")
     assert world.active_jobs() == [], "its pods hold nothing any more"
     end_pods(world)
     world.wait_out()
@@ -123,7 +123,7 @@ def test_default_startup_timeout_is_one_hour() -> None:
     world.tick(1)
     world.settle()
     assert (world.status.execution, world.status.restarts) == (2, 0)
-    assert "1 of 2 pods ran 3600 s after they were asked for" in condition_message(world, "Progressing")
+    assert "1 of 2 pods ran 3600 s after their creation" in condition_message(world, "Progressing")
 
 
 @pytest.mark.parametrize("changes", [{"spec__deadlines": {"startupSeconds": 2**31}}, DEADLINE], ids=str)

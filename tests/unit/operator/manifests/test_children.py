@@ -469,8 +469,11 @@ def test_merge_merges_maps_and_named_lists(base: Any, overlay: Any, merged: Any)
             "initContainers[i].env: the name RANK is reserved",
         ),
         ({"spec__phases__1__workers": 5}, "5 data-parallel ranks"),
-        ({"spec__pod": {"template": {"metadata": {"annotations": {"a": "x" * 66_000}}}}}, "at most 65536 can be"),
-        ({"spec__data": {"path": "/d", "volume": {"csi": {"a": "x" * 66_000}}}}, "at most 65536 can be"),
+        (
+            {"spec__pod": {"template": {"metadata": {"annotations": {"a": "x" * 66_000}}}}},
+            "more than the limit of 65536",
+        ),
+        ({"spec__data": {"path": "/d", "volume": {"csi": {"a": "x" * 66_000}}}}, "more than the limit of 65536"),
     ],
 )
 def test_invalid_templates_are_rejected(changes: dict[str, Any], says: str) -> None:

@@ -169,7 +169,7 @@ def test_budget_is_bounded(job: dict[str, Any], file: Path, options: list[str], 
 def test_budget_below_a_step_is_an_error(job: dict[str, Any], file: Path) -> None:
     result = advise(job, file, tokens=STEP - 1)
     assert result.exit_code == ExitCode.INVALID_JOB
-    assert f"the budget is {STEP - 1} tokens, and a step has {STEP}" in result.stderr
+    assert f"the budget of {STEP - 1:,} tokens is less than a step, which has {STEP:,}" in result.stderr
 
 
 def test_fault_of_the_job_has_its_line(job: dict[str, Any], file: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -114,3 +115,18 @@ def test_waiting_threads_of_a_command_do_not_spin_unless_the_user_says_so(
     monkeypatch.setattr("pseudoreal_trainer.cli.command.load", load_and_look)
     assert CliRunner().invoke(main, ["sample", "--help"]).exit_code == 0
     assert found == [of_user or "passive"]
+
+
+def test_metrics_end_silently_when_their_reader_has_enough(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * 100_000)
+    command = [
+        sys.executable,
+        "-c",
+        f"from pseudoreal_trainer.cli.command import main\nmain(['metrics', '{tmp_path}'])",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == '{"step": 1}\n'
+        process.stdout.close()
+        assert process.stderr.read() == ""

@@ -97,7 +97,10 @@ def test_plan_has_a_range_for_expert_parallel_load(job: dict[str, Any], file: Pa
     assert pseudo["imbalance"] is None
     assert real["imbalance"] == {"most_rows": 2.0, "step_seconds": None}
     said = plan(job, file, "--phase", "real").stdout
-    assert "where the experts of all ranks get as many tokens; those of one rank may get up to 2 times the mean" in said
+    assert (
+        "the experts of all ranks get equally many tokens; the experts of one rank may get up to 2 times the mean"
+        in said
+    )
 
 
 def test_plan_names_the_state_sharding_of_data_ranks_and_how_many_there_are(job: dict[str, Any], file: Path) -> None:
@@ -147,7 +150,7 @@ def test_measured_scratch_memory_counts_against_the_device(job: dict[str, Any], 
     assert phases(plan(job, file, "--json"))[1]["scratch_bytes"] is None
     real = phases(plan(job, file, "--json", "--hardware", str(measured)))[1]
     assert real["scratch_bytes"] > 0
-    assert "for themselves while a pass runs" in plan(job, file, "--hardware", str(measured)).stdout
+    assert "for their own use while a pass runs" in plan(job, file, "--hardware", str(measured)).stdout
     room = real["peak_device_bytes"] + real["scratch_bytes"]
     for more, fits in ((0, True), (-1, False)):
         measured.write_text(yaml.safe_dump(profile | {"device_bytes": room + more}))
@@ -211,7 +214,7 @@ def test_a_device_budget_moves_units_to_the_host(job: dict[str, Any], file: Path
     ("blocks", "pattern", "words"),
     [
         (1, "Cycle", "multiple of parallelism.pipeline 2 (here 2)"),
-        (2, "Cycle", "needs no sum over them"),
+        (2, "Cycle", "needs no sum over pipeline ranks"),
         (2, "Segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_collective_that_timed_out_is_no_lack_of_memory(pair: Any) -> None:
 
 def test_a_kill_is_the_cause_of_the_collectives_that_time_out_after_it(pair: Any) -> None:
     found = pod_outcome([], pair, 1, False, crashes={1: WATCHDOG})
-    assert found.message.startswith("local rank 0 ended without a word, as a process does that is killed")
+    assert found.message.startswith("local rank 0 ended without a message, as a killed process does")
     assert "local rank 1: a collective timed out" in found.message
     assert not found.peer_lost
 

@@ -38,7 +38,7 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
     )
     told = [InPlace.model_validate(pod.message()["inPlace"]) for pod in pods]
     assert [(each.restarts, each.peer_lost) for each in told] == [(2, False), (2, True)]
-    assert told[0].message.startswith("local rank 0 ended without a word")
+    assert told[0].message.startswith("local rank 0 ended without a message")
     assert pods[0].said().count('"ranks_restart_in_place"') == 2
     assert "stranger_refused" in pods[0].said()
 

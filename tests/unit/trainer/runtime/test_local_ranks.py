@@ -115,5 +115,5 @@ def test_a_pod_with_a_killed_rank_ends_although_another_rank_is_stuck(
         assert found.wait() == 1
         assert '"rank_ended"' in found.said()
     message = found.message()
-    assert message["message"].startswith("local rank 1 ended without a word")
+    assert message["message"].startswith("local rank 1 ended without a message")
     assert not message["peerLost"]

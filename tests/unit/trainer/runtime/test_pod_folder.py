@@ -11,7 +11,7 @@ from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.reports import pod_report
 from pseudoreal_trainer.runtime.termination import collect_outcomes, write_outcome
 
-WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word")
+WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a message")
 
 
 def _begin(folder: PodFolder) -> None:

@@ -44,7 +44,7 @@ def test_an_error_of_a_rank_itself_wins_over_errors_about_lost_peers(pair: Any) 
 
 
 def test_a_rank_killed_by_its_own_pod_is_not_reported_as_killed(pair: Any) -> None:
-    assert pod_outcome([], pair, 1, False, ended={0}).message.startswith("local rank 1 ended without a word")
+    assert pod_outcome([], pair, 1, False, ended={0}).message.startswith("local rank 1 ended without a message")
     failed = _left(0, "Failed", 10, "disk full")
     assert pod_outcome([failed], pair, 1, False, ended={1}).message == "disk full"
 
@@ -57,7 +57,7 @@ def test_a_pod_with_a_killed_rank_does_not_report_a_lost_peer(pair: Any) -> None
 def test_a_rank_without_an_outcome_is_reported_as_killed(pair: Any) -> None:
     found = pod_outcome([_left(0, "Failed", 20, "connection closed")], pair, 1, False)
     assert (found.outcome, found.exit_code) == ("Failed", 1)
-    assert "local rank 1 ended without a word" in found.message
+    assert "local rank 1 ended without a message" in found.message
     assert "exit code is 1" in found.message
     assert "connection closed" in found.message
 

@@ -113,8 +113,8 @@ class Adviser:
             tokens = _tokens_in(days, cost)
         if tokens < cost.tokens_per_step:
             raise InvalidJobError(
-                f"the budget is {tokens:,} tokens, and a step has {cost.tokens_per_step:,}; give a larger --tokens or"
-                " --days"
+                f"the budget of {tokens:,} tokens is less than a step, which has {cost.tokens_per_step:,}; give a"
+                " larger --tokens or --days"
             )
         duration = tokens * cost.seconds_per_token if cost.fits and cost.seconds_per_token is not None else None
         body = _with_homes(with_phases(self.body, stages, [tokens]), [cost])

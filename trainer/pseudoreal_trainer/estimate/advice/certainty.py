@@ -124,7 +124,7 @@ def _about_the_job(advice: Advice) -> list[str]:
     spec = advice.job.spec
     found = [f"seconds are predictions of the planner for {advice.machine}, not measurements"]
     if spec.phases[-1].sharing is not None:
-        found.append("the last phase of the job shares; all this is about the same model without sharing")
+        found.append("the last phase of the job shares weights; the advice is about the same model without sharing")
     if spec.optimizer.schedule != "WarmupStableDecay":
         found.append(
             "stages of the trials end while the learning rate is at its peak, and spec.optimizer.schedule is"

@@ -76,7 +76,7 @@ def decide(candidates: Sequence[Compared]) -> Decision:
     winners = [one for one in eligible if _low(one) > max(1.0, _bar(one, fitting))]
     if winners:
         best = max(winners, key=_low)
-        reason = f"{_figures(best)} its lower end is above 1{_above(best, fitting)}"
+        reason = f"{_figures(best)} the lower end of its speed-up is above 1{_above(best, fitting)}"
         return Decision("Take", best.name, reason + _smaller(best, fitting))
     open_ones = [one for one in eligible if not _is_refuted(one, fitting)]
     best = max(open_ones or eligible, key=_mean)
@@ -146,7 +146,7 @@ def _why_not(best: Compared, fitting: Sequence[Compared]) -> str:
     control = _best_control(best, fitting)
     if control is None or _mean(control) <= 1:
         return "its upper end is below 1"
-    return f"its upper end is below the mean of its control {control.name}, {_mean(control):.2f}"
+    return f"the upper end of its speed-up is below the mean of its control {control.name}, {_mean(control):.2f}"
 
 
 def _why_open(best: Compared, fitting: Sequence[Compared]) -> str:
@@ -155,8 +155,8 @@ def _why_open(best: Compared, fitting: Sequence[Compared]) -> str:
         return "one seed decides nothing"
     control = _best_control(best, fitting)
     if best.speed_up.low <= 1 or control is None:
-        return "its lower end is not above 1"
-    return f"its lower end is not above the mean of its control {control.name}, {_mean(control):.2f}"
+        return "the lower end of its speed-up is not above 1"
+    return f"the lower end of its speed-up is not above the mean of its control {control.name}, {_mean(control):.2f}"
 
 
 def _smaller(best: Compared, fitting: Sequence[Compared]) -> str:
