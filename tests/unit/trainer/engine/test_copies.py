@@ -158,11 +158,16 @@ def test_autograd_saves_tensors_itself_if_no_unit_is_streamed_and_none_is_recomp
 ) -> None:
     """Of two contexts of hooks, torch uses the inner one: the outer one sees tensors only if `saving` has no hooks."""
     seen: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
     store = _make_store({1: _make_host_state(4, 1.0)}, window=[torch.zeros(4)] * slots)
     groups = ProcessGroups(Case(layers=1, keep=keep).layout, Ranks(0, 1, CPU))
     copies = Copies(store, groups, Streams(CPU), Trace(0))
     source = torch.ones(2, requires_grad=True)
-    with saved_tensors_hooks(lambda tensor: seen.append(tensor) or tensor, lambda tensor: tensor), copies.saving():
+    with saved_tensors_hooks(see, lambda tensor: tensor), copies.saving():
         source.exp()
     assert bool(seen) is sees_tensors
 
