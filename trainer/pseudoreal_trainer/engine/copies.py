@@ -242,8 +242,13 @@ class Copies:
     def saving(self) -> Iterator[None]:
         """Context of a forward pass whose graph is kept. Autograd saves no weights of streamed units: the backward pass
         reads them from the slot that the unit occupies then. With `keep: Products`, autograd saves no tensors that are
-        marked as recomputed."""
-        with recomputing(enabled=self._layout.keep == "Products"), saved_tensors_hooks(self._pack, self._unpack):
+        marked as recomputed. If no unit is streamed and nothing is marked, autograd saves all tensors itself, because
+        the hooks cost Python time for each saved tensor."""
+        is_selective = self._layout.keep == "Products"
+        if not (self._slot_addresses or is_selective):
+            yield
+            return
+        with recomputing(enabled=is_selective), saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def _is_ready(self, unit: int) -> bool:

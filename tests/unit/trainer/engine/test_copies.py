@@ -25,6 +25,7 @@ from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.unit.trainer.engine.support.cases import Case
 from tests.unit.trainer.engine.support.recorded import RecordedStreams
@@ -147,6 +148,28 @@ def test_autograd_reads_saved_weights_from_the_current_working_copy(window: Wind
     copies.bind(1, module)
     gradients = torch.autograd.grad(output.sum(), module.parameters)
     assert any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("slots", "keep", "sees_tensors"), [(0, "All", True), (0, "Products", False), (1, "All", False)]
+)
+def test_autograd_saves_tensors_itself_if_no_unit_is_streamed_and_none_is_recomputed(
+    slots: int, keep: Any, sees_tensors: bool
+) -> None:
+    """Of two contexts of hooks, torch uses the inner one: the outer one sees tensors only if `saving` has no hooks."""
+    seen: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
+    store = _make_store({1: _make_host_state(4, 1.0)}, window=[torch.zeros(4)] * slots)
+    groups = ProcessGroups(Case(layers=1, keep=keep).layout, Ranks(0, 1, CPU))
+    copies = Copies(store, groups, Streams(CPU), Trace(0))
+    source = torch.ones(2, requires_grad=True)
+    with saved_tensors_hooks(see, lambda tensor: tensor), copies.saving():
+        source.exp()
+    assert bool(seen) is sees_tensors
 
 
 def test_a_fetch_waits_for_the_units_update(window: Window) -> None:
