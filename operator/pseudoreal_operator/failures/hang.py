@@ -20,7 +20,7 @@ from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
-from pseudoreal_operator.observe.worker_assignment import reports_of_members
+from pseudoreal_operator.observe.worker_assignment import memberships, reports_of_members
 
 HANG_REASONS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Hang."""
@@ -125,8 +125,11 @@ def _starts(view: View) -> list[datetime]:
 
 
 def _told(view: View) -> list[datetime]:
-    """Return when each pod that has not begun the present membership was told of it."""
-    return [last_report.told_membership[1] for last_report in view.reporting if last_report.told_membership]
+    """Return the times at which pods were told of the present membership that they have not begun. A spare pod that
+    waited has been told of earlier memberships, too, and never begins them."""
+    present = memberships(view.status).get(view.execution)
+    told = [last_report.told_membership for last_report in view.reporting if last_report.told_membership]
+    return [time for restart, time in told if present is not None and restart == present.restart]
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
@@ -157,10 +160,10 @@ def _hang(view: View, over: _Clock) -> Hang:
 
 
 def _unreachable_pods(view: View) -> list[Pod]:
-    """Return the pods that fell silent, and after them the running ones that have not reported as members, while others
-    do: only these pods are suspected, because they cannot even report that they wait."""
+    """Return the suspected pods that cannot report that they wait: members that fell silent, then running pods that
+    have not reported as members. Empty if no member reports."""
     members, silent = reports_of_members(view), _silent_pods(view)
-    if members and len(silent) == len(members):
+    if len(silent) == len(members):
         return []
     reporting = {last_report.index for last_report in members}
     return silent + [pod for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]

@@ -3,8 +3,8 @@
 From the end of a pod, in this order: the pod in which a fault began reports it (ORIGIN_SECONDS); the other pods, which
 report every REPORT_SECONDS, say that they wait for a replacement (SPARE_SECONDS); the pods themselves give the wait up
 (`SPARE_RESTART_SECONDS` of the trainer). Each time includes the ones before it, so the operator decides while the pods
-still wait. A pod that is asked to end has its grace period, or STOP_SECONDS if it cannot save; after STUCK_SECONDS more
-it counts as stuck, and its place as free.
+still wait. A pod that is asked to end has its grace period, or STOP_SECONDS if it cannot save. If the pod still exists
+STUCK_SECONDS later, it counts as stuck, and a spare pod may replace it.
 """
 
 from collections.abc import Iterator
@@ -20,6 +20,9 @@ ORIGIN_SECONDS = 6.0
 lost its connection to a peer."""
 STUCK_SECONDS = 15.0
 """Seconds after the end of a pod's grace period at which the pod counts as stuck if it still exists."""
+JOIN_SECONDS = 60.0
+"""Time limit in seconds for a pod that was told of a membership to begin it. Shorter than the time after which the
+other pods give up their wait for it: otherwise they would count as lost, and not the pod that they wait for."""
 SPARE_SECONDS = 20.0
 """Time limit in seconds, from the end of a pod, for the other pods to report that they wait for a replacement. Pods
 report every few seconds."""

@@ -1,7 +1,8 @@
 """Membership: which pod has which worker's place, by a number that only grows. Pure.
 
-A membership is numbered by its execution and by the restart in place with which it begins; 0: it begins with the
-execution, and worker N is pod N. Every change of an execution's pods is a change of this list:
+The number of a membership has two parts: the execution, and the restart in place with which the membership begins. The
+second part is 0 at the start of an execution, when worker N is pod N. Every change of an execution's pods is a change
+of this list:
 
 | change | number | members |
 | --- | --- | --- |
@@ -12,7 +13,7 @@ execution, and worker N is pod N. Every change of an execution's pods is a chang
 
 The first two keep the execution, and their number is the restart's. Pods restart in place without asking (`in_place`
 counts these restarts); all other changes are the operator's (`recovery`), and are in the status before any pod is told
-or created. So an operator that dies cannot have sent two different lists under one number.
+or created. So no two lists are ever sent under one number, even if the operator dies in between.
 
 **The fence.** Address, name and key of a rendezvous follow from the number, so pods meet only pods of the same list.
 Ranks commit under their number (trainer, `checkpoint/fence.py`), and a commit under a smaller one fails: a pod that has
@@ -21,12 +22,13 @@ lost its place, and still runs unseen, can do no harm.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from pseudoreal_api.status.status import PseudoRealJobStatus, RestartsInPlace, Spares, TakenPlace
 
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures.classify import allowed_restarts_in_place
-from pseudoreal_operator.lifecycle.clocks import is_stuck
+from pseudoreal_operator.lifecycle.clocks import JOIN_SECONDS, is_stuck
 from pseudoreal_operator.observe.view import LastReport, Pod, View
 from pseudoreal_operator.observe.worker_assignment import memberships
 
@@ -51,9 +53,9 @@ def own_restarts(view: View) -> int:
 
 
 def next_restart(view: View) -> int:
-    """Return a restart number that no pod can have reached: pods that have restarted under the same number, with the
-    earlier members, would not notice the new ones. Pods that wait for a restart cannot begin it without a lost pod;
-    pods that train may already wait for the next restart without having reported it."""
+    """Return a restart number that no pod has reached yet: pods that had already restarted under the number would not
+    notice the new members. A waiting pod is at the number that it reported; a training pod may be one further without
+    having reported it."""
     return 1 + max([counted_restarts(view), *map(_restart_reached, view.last_reports)])
 
 
@@ -72,10 +74,15 @@ class LostWorkers:
 
 
 def find_lost_workers(view: View) -> LostWorkers:
-    """Return the workers whose pods are missing, failed or stuck."""
+    """Return the workers whose pods are missing, failed or stuck. If there are any, also return the workers whose pods
+    were told of the present membership long ago and have not begun it: the lost ones may have waited for them."""
     stuck = [pod for pod in view.pods.leaving if is_stuck(pod, view.now)]
-    numbers = sorted({*view.missing_workers, *(pod.index for pod in (*view.pods.failed, *stuck))})
-    return LostWorkers(tuple(numbers), next(iter(stuck), None))
+    lost = {*view.missing_workers, *(pod.index for pod in (*view.pods.failed, *stuck))}
+    if lost and (present := memberships(view.status).get(view.execution)):
+        limit = view.now - timedelta(seconds=JOIN_SECONDS)
+        told = ((one.index, one.told_membership) for one in view.reporting if one.told_membership)
+        lost |= {index for index, (restart, since) in told if restart == present.restart and since < limit}
+    return LostWorkers(tuple(sorted(lost)), next(iter(stuck), None))
 
 
 def with_new_members(

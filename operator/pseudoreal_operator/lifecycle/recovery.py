@@ -2,8 +2,8 @@
 
 `recover` tries the means of a row in order; the first that is available decides. A means that changes less stands
 before one that changes more: the same pods restart their ranks, one pod is replaced, the phase gets another size, all
-pods are new. Pods restart in place without asking, so there is no row for the death of a process: if the pods do not
-manage, the operator sees lost workers, or a failed Job.
+pods are new. Pods restart in place without asking, so the table has no row for the death of a process: if that restart
+fails, the operator sees lost workers or a failed Job.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     HANG = "Hang"
     """No step or commit in time; the pods live."""
     PEERS_WAIT = "PeersWait"
-    """Workers are lost, and the others wait for them, or cannot notice it."""
+    """Workers are lost. The others wait for them, or do not notice the loss because the lost pod is stuck."""
     POD_STUCK = "PodStuck"
     """A pod that cannot be ended holds up the execution."""
     WORKER_MISSING = "WorkerMissing"

@@ -62,6 +62,7 @@ from pseudoreal_operator.lifecycle.progressing import change_events, preemption_
 from pseudoreal_operator.lifecycle.recovery import Kind, Trouble, recover
 from pseudoreal_operator.lifecycle.retraining import ended_too_early, repeat_requested, spec_changed, train_longer
 from pseudoreal_operator.lifecycle.stopping import is_doomed
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import (
     Stage,
     StageKind,
@@ -69,7 +70,7 @@ from pseudoreal_operator.observe.stages import (
     is_started,
     with_stage_started,
 )
-from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, View
+from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport, Pod, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
@@ -187,6 +188,9 @@ def stage_hung(view: View) -> Decision | None:
     sentence = f"{hang.sentence} spec.hang.action is Fail." if is_final else hang.sentence
     lost = find_lost_workers(view)
     suspects = [pod.index for pod in (*hang.unreachable, *((hang.culprit,) if hang.culprit else ()))]
+    # A pod that hangs in a save may still write files of the checkpoint that the new members would write, too. And
+    # workers that do not report learn of no takeover.
+    helps = hang.reason != "CheckpointStalled" and any(_reports(view, last_report) for last_report in view.reporting)
     return recover(
         view,
         Trouble(
@@ -194,10 +198,14 @@ def stage_hung(view: View) -> Decision | None:
             Cause(hang.reason, sentence, hang.culprit),
             is_final,
             lost=tuple(sorted({*lost.numbers, *suspects})),
-            helps_another_pod=not lost.numbers or can_another_pod_succeed(_verdict_on_lost(view, lost)),
+            helps_another_pod=helps and (not lost.numbers or can_another_pod_succeed(_verdict_on_lost(view, lost))),
             reason=Reason.HANG_DETECTED,
         ),
     )
+
+
+def _reports(view: View, last_report: LastReport) -> bool:
+    return (view.now - last_report.last).total_seconds() <= QUIET_SECONDS
 
 
 def peers_wait(view: View) -> Decision | None:
@@ -225,7 +233,7 @@ def _verdict_on_lost(view: View, lost: LostWorkers) -> Verdict:
 
 
 def _sentence_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
-    if verdict.pod is not None:
+    if verdict.pod is not None or view.pods.failed:
         return verdict.sentence
     if lost.stuck is not None:
         return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
@@ -444,8 +452,8 @@ ANY_STANDING: tuple[Rule, ...] = (
     ),
     Rule(delink_timed_out, {}),
 )
-"""Rules for a Job in any state but COMPLETE, before the rules of its state: they end or restart the job's clocks, and
-what a user asks for does not wait. spec.delink.onTimeout decides about a delink that is out of time, whatever the state
+"""Rules for a Job in any state but COMPLETE, before the rules of its state: deadlines, and what the user asks for
+(suspend, resume, repeat). spec.delink.onTimeout decides about a delink that is out of time, whatever the state
 of its pods; the delink is not tried again."""
 
 RULES: Mapping[Standing, tuple[Rule, ...]] = {

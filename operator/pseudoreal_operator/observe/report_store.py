@@ -91,8 +91,8 @@ class _ReportsOfExecution:
             self.restarted.setdefault(last_report.report.in_place.restarts, {})[index] = last_report.last
 
     def restarts_in_place(self, now: datetime) -> int:
-        """Return the highest number of restarts in place of any pod that is not silent. Each report is answered with
-        this number, so the other reports must not be looked at one by one."""
+        """Return the highest number of restarts in place of any pod that is not silent. Each answer contains this
+        number, so it must not cost a look at every report."""
         for number in sorted(self.restarted, reverse=True):
             last = self.restarted[number][next(reversed(self.restarted[number]))]
             if (now - last).total_seconds() <= QUIET_SECONDS:
@@ -225,7 +225,9 @@ class ReportStore:
         known, before = newest.get(reporter.index), to.last_progress if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
-            self._update(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
+            # A log does not tell of restarts in place: the pod stays a member of the membership that it has begun.
+            in_place = known.report.in_place if known else None
+            self._update(followed, reporter, PodReport(ranks=ranks, progress=progress, in_place=in_place), now)
         elif progress == before:
             newest[reporter.index] = replace(known, log_unchanged=now)
             self._requeue_in_turn(followed, PROGRESS_SECONDS)

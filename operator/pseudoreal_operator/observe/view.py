@@ -273,7 +273,7 @@ class LastReport:
     """Whether an answer to a report has told the pod to end its phase."""
     told_membership: tuple[int, datetime] | None = None
     """Number of the newest membership that an answer to a report has told the pod, and the time of the first such
-    answer; None: no answer has had one, or the pod has begun it."""
+    answer; None: no answer contained a membership that the pod had yet to begin. A waiting spare pod keeps it."""
 
     @property
     def restarts_in_place(self) -> int:

@@ -37,12 +37,13 @@ def with_worker_indices(observed: Observed) -> Observed:
     only once: in `observed`, as read from the API server and from reports, `index` is the completion index."""
     assignment = _Assignment(memberships(observed.status), _workers(observed))
     workers, others = assignment.split(observed.pods)
-    reports = assignment.reports_of_workers(observed.last_reports)
+    reports, used = assignment.reports_of_workers(observed.last_reports), _used_pods(observed) if others else set()
+    idle = {pod.name for pod in others if pod.index >= assignment.workers[pod.execution]} - used
     return replace(
         observed,
         pods=workers,
-        spares=Pods(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
-        replaced=Pods(pod for pod in others if pod.index < assignment.workers[pod.execution]),
+        spares=Pods(pod for pod in others if pod.name in idle),
+        replaced=Pods(pod for pod in others if pod.name not in idle),
         last_reports=reports,
         non_worker_reports=tuple(
             one for one in observed.last_reports if assignment.worker(one.execution, one.index) is None
@@ -51,6 +52,13 @@ def with_worker_indices(observed: Observed) -> Observed:
         else (),
         deleted_pods=tuple(assignment.only_workers(observed.deleted_pods)),
     )
+
+
+def _used_pods(observed: Observed) -> set[str]:
+    """Return the names of pods that have been workers, as far as reports and faults tell: a spare pod that took a place
+    and lost it is no spare pod any more."""
+    ranked = {one.pod for one in observed.last_reports if one.report.ranks or one.report.in_place}
+    return ranked | {fault.pod for fault in observed.status.faults if fault.pod and fault.restart_in_place is not None}
 
 
 def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:

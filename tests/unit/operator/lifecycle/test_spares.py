@@ -1,5 +1,6 @@
 """A spare pod replaces a lost worker: the execution continues, and everything is counted as without spare pods."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -511,6 +512,84 @@ def test_new_execution_starts_if_told_pods_do_not_join_their_new_peer(follows: b
     if follows:
         assert "rank 0 on pod" in condition_message(world, "Progressing")
         assert "has not joined its new peers" in condition_message(world, "Progressing")
+
+
+def test_takeover_long_after_another_is_no_hang() -> None:
+    """A waiting spare pod is told of each membership and begins none. Its clock of the first takeover once made a hang
+    of the second."""
+    world = with_spares(spares=2, spec__hang=HANG)
+    world.disrupt(pod_at(world, 1))
+    report_lost_peer_at(world, 0)
+    world.settle()
+    complete_takeover(world, 0, 2)
+    for step in range(13, 53):
+        world.tick(10)
+        for index in (0, 2):
+            world.report(pod_at(world, index), step)
+        world.report(pod_at(world, 3), 0, ranks=0)
+        world.settle()
+    world.disrupt(pod_at(world, 2))
+    report_lost_peer_at(world, 0, restarts=3)
+    world.settle()
+    assert (world.status.execution, takeovers(world)) == (1, {1: 3})
+    assert {fault.reason for fault in world.status.faults} == set(), "disruptions do not count"
+
+
+def test_spare_pod_that_lost_its_place_is_ended_and_takes_no_other() -> None:
+    world = with_spares(spares=2, spec__hang=HANG)
+    hang(world, 1)
+    complete_takeover(world, 0, 2)
+    second = pod_at(world, 2)
+    hang(world, 1)
+    assert takeovers(world) == {1: 3}
+    assert second["metadata"]["deletionGracePeriodSeconds"] == STOP_SECONDS
+    assert [pod.name for pod in world.observe().spares] == []
+    assert {pod.index for pod in world.observe().replaced} <= {1, 2}
+
+
+def test_pod_that_does_not_follow_is_lost_before_the_pods_that_wait_for_it() -> None:
+    """The pods that followed give their wait up, and once were replaced in its stead."""
+    world = with_spares(spares=2, workers=3, spec__hang=HANG)
+    for pod in world.alive():
+        world.report(pod, 12, ranks=0 if world.worker_of(pod) is None else 1)
+    hang(world, 2)
+    assert takeovers(world) == {2: 3}
+    for _ in range(9):
+        world.tick(10)
+        world.report(pod_at(world, 0), 12, "waiting")
+        for index in (1, 3):
+            report_lost_peer_at(world, index, restarts=2)
+        world.report(pod_at(world, 4), 0, ranks=0)
+        world.settle()
+    world.finish(pod_at(world, 1), "Failed", peer_lost=True)
+    world.settle()
+    assert (takeovers(world), world.status.restarts) == ({2: 3}, 1), "one spare pod cannot replace two workers"
+
+
+def test_hang_in_a_save_uses_no_spare() -> None:
+    """The pod that hangs may still write files that the new members would write, too."""
+    world = with_spares(spec__hang=HANG | {"checkpointSeconds": 60})
+    for name, known in world.reports.items():
+        ranks = [rank.model_copy(update={"saving_seconds": 70.0}) for rank in known.report.ranks]
+        late = ranks if name == name_of(pod_at(world, 1)) else known.report.ranks
+        world.reports[name] = replace(known, report=known.report.model_copy(update={"ranks": late}))
+    world.settle()
+    assert (membership(world), world.status.execution) == (None, 2)
+    assert [fault.reason for fault in world.status.faults] == ["CheckpointStalled"]
+
+
+def test_hang_that_only_the_log_shows_uses_no_spare() -> None:
+    """Workers that do not report learn of no takeover."""
+    world = with_spares(spec__hang=HANG)
+    for _ in range(10):
+        world.tick(20)
+        first = read_pod(pod_at(world, 0)).name
+        world.reports[first] = replace(world.reports[first], log_unchanged=world.now)
+        world.report(pod_at(world, 2), 0, ranks=0)
+        world.settle()
+        if world.status.execution > 1:
+            break
+    assert (membership(world), world.status.execution) == (None, 2)
 
 
 def test_new_execution_starts_after_a_hang_without_a_suspect() -> None:

@@ -140,6 +140,14 @@ def test_time_of_the_first_word_of_a_membership_is_kept_until_the_pod_begins_it(
     assert told(PodReport(in_place=InPlace(restarts=4, peer_lost=True, message="met")), 4, 15) is None
 
 
+def test_progress_in_the_log_keeps_the_restarts_of_a_pod(report_store: ReportStore) -> None:
+    """Otherwise the pod would be no member any more, and its progress would move no clock."""
+    report_store.store(REPORTER, report_at(5, in_place=IN_PLACE), NOON)
+    report_store.read_log(REPORTER, progress(9), after(60))
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.restarts_in_place, last_report.progressed) == (1, after(60))
+
+
 def test_restart_in_place_requeues_the_job_soon() -> None:
     woken: list[float] = []
     report_store = ReportStore()

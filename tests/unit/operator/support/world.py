@@ -237,7 +237,9 @@ class World:
         """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
         hang; or a spare pod has replaced the pod; or only its proxy is left, and the status has moved on."""
         read = read_pod(pod)
-        if self.worker_of(pod) is None and read.index < read.workers:
+        known = self.reports.get(read.name)
+        was_worker = read.index < read.workers or (known and (known.report.ranks or known.report.in_place))
+        if self.worker_of(pod) is None and was_worker:
             return True  # a spare pod has replaced it
         if not _trainer_lives(pod):
             return "proxy" in pod and self._has_outcome_in_status(read_pod(pod).execution, pod)
