@@ -508,10 +508,21 @@ def test_new_execution_starts_if_told_pods_do_not_join_their_new_peer(follows: b
         if world.status.execution > 1:
             break
     assert (world.status.execution, world.status.restarts) == (2, 2)
-    assert {fault.reason for fault in world.status.faults} == {"StepStalled", "StartStalled"}
+    found = {(fault.reason, fault.node) for fault in world.status.faults}
+    assert found == {("StepStalled", "node-1"), ("StartStalled", "node-0" if follows else None)}
     if follows:
         assert "rank 0 on pod" in condition_message(world, "Progressing")
         assert "has not joined its new peers" in condition_message(world, "Progressing")
+
+
+def test_message_of_a_takeover_says_how_a_pod_ended_that_blames_a_peer() -> None:
+    world = with_spares()
+    world.finish(pod_at(world, 1), "Failed", peer_lost=True)
+    report_lost_peer_at(world, 0)
+    world.settle()
+    assert takeovers(world) == {1: 2}
+    assert world.status.spares is not None
+    assert "(worker 1) ended with exit code" in world.status.spares.message
 
 
 def test_takeover_long_after_another_is_no_hang() -> None:
@@ -570,12 +581,12 @@ def test_hang_in_a_save_uses_no_spare() -> None:
     """The pod that hangs may still write files that the new members would write, too."""
     world = with_spares(spec__hang=HANG | {"checkpointSeconds": 60})
     for name, known in world.reports.items():
-        ranks = [rank.model_copy(update={"saving_seconds": 70.0}) for rank in known.report.ranks]
-        late = ranks if name == name_of(pod_at(world, 1)) else known.report.ranks
-        world.reports[name] = replace(known, report=known.report.model_copy(update={"ranks": late}))
+        sign = {"saving_seconds": 70.0} if name == name_of(pod_at(world, 1)) else {"activity": "waiting"}
+        ranks = [rank.model_copy(update=sign) for rank in known.report.ranks]
+        world.reports[name] = replace(known, report=known.report.model_copy(update={"ranks": ranks}))
     world.settle()
     assert (membership(world), world.status.execution) == (None, 2)
-    assert [fault.reason for fault in world.status.faults] == ["CheckpointStalled"]
+    assert [(fault.reason, fault.node) for fault in world.status.faults] == [("CheckpointStalled", "node-1")]
 
 
 def test_hang_that_only_the_log_shows_uses_no_spare() -> None:
