@@ -442,8 +442,8 @@ def test_kubectl_explain_describes_the_fields(kubectl: Kubectl) -> None:
     # The API server publishes a schema moments after it has accepted it.
     wait_for("the schema", lambda: kubectl("explain", "prj.spec.phases").returncode == 0)
     said = " ".join(kubectl("explain", "prj.spec.phases").stdout.split())
-    assert "phases are trained in this order. Between two phases the layers" in said
-    assert "sharing says which layers share weights. Omitted: every layer owns its weights." in said
+    assert "phases are the parts of the training, in order." in said
+    assert "sharing says which layers share weights in this phase (a pseudo phase)." in said
     assert "Cosine" in kubectl("explain", "prj.spec.optimizer.schedule").stdout
     assert "nodeSelector" in kubectl("explain", "prj.spec.pod.template.spec").stdout
     assert "imagePullPolicy" in kubectl("explain", "prj.spec.phases.pod.template.spec.containers").stdout

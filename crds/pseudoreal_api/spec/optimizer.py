@@ -160,9 +160,9 @@ class Precision(ApiModel):
     )
     gradients: Annotated[GradientFormat, Since(4)] = Field(
         "Master",
-        description="gradients is the format of summed gradients. Master: that of master weights. BFloat16: rounded to"
-        " the nearest, before the norm and the update, alike in every layout; half of the bytes from the device to the"
-        " home, and in the home if that is not the device.",
+        description="gradients is the number format of summed gradients. Master: the format of master weights."
+        " BFloat16: the sum is rounded to the nearest before norm and update, with the same bits in every layout."
+        " BFloat16 halves the bytes of gradients on the way to host or disk, and there.",
     )
     kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
         "Fastest",

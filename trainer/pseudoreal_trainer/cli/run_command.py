@@ -160,10 +160,12 @@ def metrics(folder: str) -> None:
 
     FOLDER is a work directory, or the s3:// URL of the folder with checkpoints/.
     """
-    try:
-        for line in metrics_of(storage_path(folder)):
-            click.echo(line)
-    except BrokenPipeError:
-        raise  # the reader of the output has enough, such as `head`; click ends the command
-    except (OSError, UnicodeDecodeError, TrainingError) as error:
-        raise CommandError(f"no metrics: {error}", ExitStatus.INVALID_JOB) from error
+    lines = metrics_of(storage_path(folder))
+    while True:
+        try:
+            line = next(lines, None)
+        except (OSError, UnicodeDecodeError, TrainingError) as error:
+            raise CommandError(f"no metrics: {error}", ExitStatus.INVALID_JOB) from error
+        if line is None:
+            return
+        click.echo(line)  # outside of `try`: if the reader of the output has enough, such as `head`, click ends

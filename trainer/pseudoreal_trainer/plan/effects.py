@@ -17,15 +17,14 @@ On the rank that executes it:
     SumChoices       collective
     Send             messages                its Receive
     Stash, Unstash   copy out, copy in
-    Reduce           collective, update                                             ranks that use the unit; frees the
+    Reduce           collective, reduction                                          ranks that use the unit; frees the
                                                                                     gradient buffer
-    Speculate        optimizer           Reduce
-    Agree            update                                                         all ranks
-    Update           update, or          Agree, Speculate
-                     optimizer
+    Agree            reduction                                                      all ranks
+    Speculate        update                  Reduce
+    Update           update                  Agree, Reduce, Speculate
 
-If updates may be speculative, they run beside reductions and agreements, on the optimizer. Otherwise every update comes
-after the reductions and agreements before it in the plan.
+Reductions and agreements run on the reduction thread, updates on the update thread, each in the order of the plan. A
+reduction also waits for the second newest update before it (`PENDING_GRADIENTS`); the timeline adds this wait.
 """
 
 from collections import Counter

@@ -105,14 +105,15 @@ def test_on_a_cpu_the_second_stage_is_launched_when_the_plan_needs_it(collective
 def test_a_gradient_is_kept_on_a_stream_that_waits_for_no_rank(home: str, collectives: _Collectives) -> None:
     streams, kept = collectives.streams, []
     state = Mock(shard=Mock(balancing=slice(LENGTH, LENGTH)))
+    summed = torch.ones(LENGTH)
+    state.shard.gradient = summed.dtype
     state.keep_gradient = lambda _: kept.append(streams.current)
     case = Case(data=2, clipping="Global")
     layout = Mock(home=lambda _: home, clipping="Global")
     groups = Mock(layout=layout, ranks=Ranks(0, 2, CPU), device=CPU)
     groups.unit_groups.return_value = UnitGroups(inter_reduce="inter")  # type: ignore[arg-type]
-    store: Any = Mock(states={1: state})
+    store: Any = Mock(states={1: state}, gradient_rounding=None)
     thread = ReductionThread(case.optimizer, store, groups, streams, Trace(0))
-    summed = torch.ones(LENGTH)
     work: Any = _Work("intra", streams, collectives.waited)
     pending = PendingReduction(1, summed, torch.ones(2 * LENGTH), streams.record_event(), work, None)
     thread._finish_reduction(Reduce(1), pending, None)

@@ -214,6 +214,7 @@ class DiskState(State):
         it is as large as a gradient."""
         most = len(buffer) // self.shard.master.itemsize // PUT_ELEMENTS * PUT_ELEMENTS
         length = file_range.length if file_range.size <= len(buffer) else most
+        assert length or not file_range.length, "a bounce buffer has room for PUT_ELEMENTS, or for the whole vector"
         for begin in range(0, file_range.length, max(1, length)):
             elements = range(begin, min(begin + length, file_range.length))
             yield file_range.chunk(range(elements.start + file_range.first, elements.stop + file_range.first))

@@ -1,6 +1,7 @@
 """Rounding of summed gradients to the nearest bfloat16, ties to even.
 
-A gradient is summed over micro-batches and ranks in the master dtype, and rounded once. The layout decides where a
+A gradient is summed over micro-batches and ranks in the master dtype, and rounded once (a float64 sum first to
+float32, as torch converts). The layout decides where a
 gradient is kept, but not its value: gradients that stay on the device are rounded as well.
 """
 

@@ -320,7 +320,7 @@ class Slices:
     first_moment: Tensor
     second_moment: Tensor
     gradient: Tensor
-    """Gradient, on the host in the master dtype or in bfloat16. On the host it is only read; on a device the update may
+    """Gradient in the master dtype, or on the host in bfloat16. The update reads it; on a device, the update may also
     overwrite it."""
     compute: Tensor | None
     """Memory for the new weights in the compute dtype; None: passes use `weights` directly. Overlaps no other vector,

@@ -122,7 +122,7 @@ class _LowerBounds:
         reductions, updates = self._sum(Reduce, Resource.REDUCTION, units), self._sum(Update, Resource.UPDATE, units)
         if self.layout.has_speculation or not self.layout.keeps_gradients:
             return [reductions, updates]
-        longest = max(self.costs.seconds(Update(unit), Resource.UPDATE) for unit in units)
+        longest = max(self._of_unit(Update, Resource.UPDATE, unit) for unit in units)
         return [reductions + updates - longest]
 
     @cached_property

@@ -202,6 +202,7 @@ class _Rank:
             # For a unit that several pipeline ranks gather together, the main thread waits until the unit is ready.
             ready = [self._wait(ready)]
         for resource in effects.resources:
+            # The engine waits only before the copy to the home: there, norm and rounding overlap this wait.
             if resource is Resource.REDUCTION and len(self._newest_updates) == PENDING_GRADIENTS:
                 ready = [*ready, self._newest_updates[0]]
             if effects.partners and resource is Resource.COLLECTIVE:

@@ -109,7 +109,7 @@ def _shared_buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     off_device = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     bounce, kept_on_disk = ([], on_disk) if layout.keeps_gradients else (off_device, [])
     largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.gradient_bytes
-    # State is put into the file through these buffers, in parts that are as long as a buffer in the master type.
+    # State is put into the file through these buffers, in parts of as many elements as fit in the master type.
     put = min(max((sizes.shard(layout, unit) for unit in on_disk), default=0), PUT_ELEMENTS) * sizes.master_bytes
     # One more buffer if gradients are kept on disk: one gradient at a time is on its way to or from the disk.
     for number in range(min(PENDING_GRADIENTS, len(bounce)) + bool(kept_on_disk)):
