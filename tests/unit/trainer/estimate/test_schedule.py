@@ -21,7 +21,7 @@ def test_late_job_needs_a_shorter_last_phase_or_faster_steps() -> None:
     assert says == "the job takes 4 days, 2 times 2"
     assert "let phase real have 2,880 steps instead of 8,640: 288,000 tokens" in shorter
     assert "2 times as fast" in faster
-    assert faster.endswith("that of phase real, where updates take 80%")
+    assert faster.endswith("most of the time is spent in phase real, where updates take 80%")
 
 
 def test_late_job_names_earlier_phases_that_take_too_long() -> None:

@@ -163,13 +163,13 @@ class MeasuredCosts:
 
     def _norm_and_rounding(self, unit: int) -> float:
         """Return the seconds in which a reduced gradient is rounded and its norm is computed, by the bytes that each
-        reads and writes in the device's memory. Scratch memory stays in the cache."""
+        reads and writes in the device's memory. Scratch memory stays in the cache. Without clipping, the norm tells
+        whether the gradient is finite."""
         wide, elements = self._sizes.master_bytes, self._sizes.shard(self._layout, unit)
-        of_norm = 0 if self._layout.clipping == "None" else wide
         of_rounding = 2 * wide if self._sizes.rounds_gradients else 0
         is_packed = self._sizes.rounds_gradients and self._layout.home(unit) != "Device"
         of_packing = wide + self._sizes.gradient_bytes if is_packed else 0
-        return elements * (of_norm + of_rounding + of_packing) / self._speeds.memory_bytes_per_second
+        return elements * (wide + of_rounding + of_packing) / self._speeds.memory_bytes_per_second
 
     def _collective(self, transfer: Transfer) -> TransferSpeed | None:
         """Return the speed of a collective; None if its group has only this rank."""

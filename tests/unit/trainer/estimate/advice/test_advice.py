@@ -179,7 +179,7 @@ def test_arm_that_the_job_may_not_have_is_left_out_with_the_reason(body: dict[st
     assert found.decision.verdict == "NoEvidence"
 
 
-@pytest.mark.parametrize(("tokens", "words"), [(95, "a step has 96; give a larger --tokens"), (300, None)])
+@pytest.mark.parametrize(("tokens", "words"), [(95, "less than a step, which has 96; give a larger --tokens"), (300, None)])
 def test_budget_without_a_step_is_refused(body: dict[str, Any], tokens: int, words: str | None) -> None:
     if words:
         with pytest.raises(InvalidJobError, match=words):
@@ -316,7 +316,7 @@ def test_nulls_mean_the_default(body: dict[str, Any]) -> None:
 def test_job_that_shares_to_the_end_is_told_what_the_advice_is_about(body: dict[str, Any]) -> None:
     body["spec"]["phases"][1]["sharing"] = {"blocks": 2}
     text = "\n".join(sentences(advise(body, {1: 1.0, 4: 4.0}), EVIDENCE))
-    assert "the last phase of the job shares; all this is about the same model without sharing" in text
+    assert "the last phase of the job shares weights; the advice is about the same model without sharing" in text
 
 
 def test_layout_auto_is_resolved(body: dict[str, Any]) -> None:
