@@ -179,7 +179,9 @@ def test_arm_that_the_job_may_not_have_is_left_out_with_the_reason(body: dict[st
     assert found.decision.verdict == "NoEvidence"
 
 
-@pytest.mark.parametrize(("tokens", "words"), [(95, "less than a step, which has 96; give a larger --tokens"), (300, None)])
+@pytest.mark.parametrize(
+    ("tokens", "words"), [(95, "less than a step, which has 96; give a larger --tokens"), (300, None)]
+)
 def test_budget_without_a_step_is_refused(body: dict[str, Any], tokens: int, words: str | None) -> None:
     if words:
         with pytest.raises(InvalidJobError, match=words):

@@ -108,7 +108,10 @@ def test_decision(candidates: list[Compared], verdict: str, name: str | None) ->
     ("candidates", "words"),
     [
         ([SHARED, GROWN, compared("d", "Sharing", 1.2, 1.1, 1.3)], ["d, 1.20 (1.10 to 1.30)", "control, grown, 1.00"]),
-        ([compared("d", "Sharing", 1.1, 0.9, 1.3)], ["d, 1.10 (0.90 to 1.30)", "the lower end of its speed-up is not above 1"]),
+        (
+            [compared("d", "Sharing", 1.1, 0.9, 1.3)],
+            ["d, 1.10 (0.90 to 1.30)", "the lower end of its speed-up is not above 1"],
+        ),
         ([compared("d", "Sharing", 3)], ["3.00 (one seed, no interval)", "one seed decides nothing"]),
         ([compared("d", "Sharing", 0.8, 0.7, 0.9)], ["0.80 (0.70 to 0.90)", "upper end is below 1"]),
         (
@@ -120,7 +123,10 @@ def test_decision(candidates: list[Compared], verdict: str, name: str | None) ->
         ),
         (
             [compared("grown", "Growth", 1.5), compared("d", "Sharing", 1.6, 1.4, 1.8)],
-            ["d, 1.60 (1.40 to 1.80)", "the lower end of its speed-up is not above the mean of its control grown, 1.50"],
+            [
+                "d, 1.60 (1.40 to 1.80)",
+                "the lower end of its speed-up is not above the mean of its control grown, 1.50",
+            ],
         ),
         ([Compared("d", "Sharing", None)], ["candidate (d) does not fit"]),
     ],
