@@ -129,10 +129,6 @@ def _place(pod: Json) -> str:
     return str(metadata["labels"].get("place") or metadata["annotations"].get(_INDEX))
 
 
-def _one_job(job: Json) -> list[Json]:
-    return [job]
-
-
 def _one_job_that_replaces(job: Json) -> list[Json]:
     """Return the Job with a common limit on failures instead of one per index: it makes another pod for a lost one."""
     one = copy.deepcopy(job)
@@ -167,7 +163,7 @@ def _pod(job: Json, place: int, attempt: int = 0) -> Json:
 
 
 MAKERS: dict[str, Callable[[Json], list[Json]]] = {
-    "one Job": _one_job,
+    "one Job": lambda job: [job],
     "one Job that replaces": _one_job_that_replaces,
     "a Job for each place": _job_for_each_place,
     "the operator": _pods,

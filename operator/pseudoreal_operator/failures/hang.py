@@ -89,7 +89,7 @@ def _unheard_seconds(view: View) -> float:
 
 def _is_cut_off(view: View) -> bool:
     """Return whether a pod of the execution is silent while most jobs are silent: the network path is at fault then."""
-    return view.observed.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
+    return view.observed.path_is_cut and any(is_silent(view, last_report) for last_report in view.reporting)
 
 
 @cache_per_object
@@ -171,7 +171,7 @@ def _unreachable_pods(view: View) -> list[Pod]:
 
 def _silent_pods(view: View) -> list[Pod]:
     """Return the members that have fallen silent, in the order of their numbers."""
-    silent = {last_report.index for last_report in reports_of_members(view) if _is_silent(view, last_report)}
+    silent = {last_report.index for last_report in reports_of_members(view) if is_silent(view, last_report)}
     return [pod for pod in view.pods if pod.index in silent]
 
 
@@ -190,7 +190,7 @@ def _describe(view: View, rank: int) -> str:
         said = pod is not None and any(one.index == pod.index for one in view.reporting)
         return f"{_rank_title(view, rank)} {'has not joined its new peers' if said else 'has never reported'}"
     sign = next(sign for sign in last_report.report.ranks if sign.rank == rank)
-    if _is_silent(view, last_report):
+    if is_silent(view, last_report):
         return f"{_rank_title(view, rank)} has not reported since {last_report.last:%H:%M:%S} UTC"
     if sign.process in ("T", "Z"):
         return f"{_rank_title(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
@@ -231,7 +231,7 @@ def _saving_seconds(view: View) -> Iterator[float]:
     newest = max((last_report.progressed for last_report in members if last_report.progressed), default=None)
     for last_report, seconds in saving:
         # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
-        if not (_is_silent(view, last_report) and newest and newest > last_report.last):
+        if not (is_silent(view, last_report) and newest and newest > last_report.last):
             yield seconds + _seconds(view, last_report.last)
 
 
@@ -241,7 +241,7 @@ def _all_ended(last_reports: list[LastReport]) -> bool:
     return any(one.report.ranks for one in last_reports)
 
 
-def _is_silent(view: View, last_report: LastReport) -> bool:
+def is_silent(view: View, last_report: LastReport) -> bool:
     return _seconds(view, last_report.last) > QUIET_SECONDS
 
 

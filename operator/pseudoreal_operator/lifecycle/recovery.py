@@ -104,7 +104,7 @@ def let_spares_take_over(view: View, trouble: Trouble) -> Decision | None:
 
 
 def _take_over(view: View, trouble: Trouble, takeovers: Mapping[int, Pod], restart: int) -> Decision:
-    """Return the decision. `takeovers`: worker -> spare pod in its place."""
+    """Return the decision to give places of lost workers to spare pods. `takeovers`: worker -> its spare pod."""
     cause = trouble.cause
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     status = results.with_checkpoints(status, view.terminated_pods)

@@ -1,8 +1,9 @@
-"""The lifecycle's rules, grouped by the state of the present Job, in order: the first rule that applies decides. Pure.
+"""Rules of the lifecycle, in groups by the state of the present Job: the first rule that applies decides. Pure.
 
-First come the rules for a job in any state, then those of the present Job's state, so a rule need not look at the state
-again. General rules are here; rules about one subject are in the file of the subject (`deadlines`, `retraining`, ...).
-Rules about members that cannot train together only find the trouble: the table in `recovery` decides.
+If the Job is not complete, the rules for every such state come before the group of the present state. So a rule need
+not test the state of the Job. General rules are here; rules about one subject are in the file of the subject
+(`deadlines`, `retraining`, ...). Rules about members that cannot train together only find the trouble: the table in
+`recovery` decides.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from pseudoreal_operator.failures.classify import (
     classify,
     has_lost_peer,
 )
-from pseudoreal_operator.failures.hang import find_hang
+from pseudoreal_operator.failures.hang import find_hang, is_silent
 from pseudoreal_operator.lifecycle.acceptance import accept, find_broken_rules, find_problem
 from pseudoreal_operator.lifecycle.clocks import is_stuck
 from pseudoreal_operator.lifecycle.deadlines import (
@@ -62,7 +63,6 @@ from pseudoreal_operator.lifecycle.progressing import change_events, preemption_
 from pseudoreal_operator.lifecycle.recovery import Kind, Trouble, recover
 from pseudoreal_operator.lifecycle.retraining import ended_too_early, repeat_requested, spec_changed, train_longer
 from pseudoreal_operator.lifecycle.stopping import is_doomed
-from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import (
     Stage,
     StageKind,
@@ -70,7 +70,7 @@ from pseudoreal_operator.observe.stages import (
     is_started,
     with_stage_started,
 )
-from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport, Pod, View
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
@@ -190,7 +190,9 @@ def stage_hung(view: View) -> Decision | None:
     suspects = [pod.index for pod in (*hang.unreachable, *((hang.culprit,) if hang.culprit else ()))]
     # A pod that hangs in a save may still write files of the checkpoint that the new members would write, too. And
     # workers that do not report learn of no takeover.
-    helps = hang.reason != "CheckpointStalled" and any(_reports(view, last_report) for last_report in view.reporting)
+    helps = hang.reason != "CheckpointStalled" and not all(
+        is_silent(view, last_report) for last_report in view.reporting
+    )
     return recover(
         view,
         Trouble(
@@ -202,10 +204,6 @@ def stage_hung(view: View) -> Decision | None:
             reason=Reason.HANG_DETECTED,
         ),
     )
-
-
-def _reports(view: View, last_report: LastReport) -> bool:
-    return (view.now - last_report.last).total_seconds() <= QUIET_SECONDS
 
 
 def peers_wait(view: View) -> Decision | None:
@@ -388,7 +386,7 @@ Decide = Callable[[View], Decision | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, and the reasons of its position among the rules of its group."""
+    """A rule, with the reasons for its position in its group."""
 
     decide: Decide
     before: Mapping[Decide, str]

@@ -240,10 +240,10 @@ class Copies:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a forward pass whose graph is kept. Autograd saves no weights of streamed units: the backward pass
-        reads them from the slot that the unit occupies then. With `keep: Products`, autograd saves no tensors that are
-        marked as recomputed. If no unit is streamed and nothing is marked, autograd saves all tensors itself, because
-        the hooks cost Python time for each saved tensor."""
+        """Context of a forward pass that keeps its graph. For weights of streamed units, autograd saves only places in
+        the unit: the backward pass may find the unit in another slot. With `keep: Products`, autograd saves no tensors
+        that are marked as recomputed. In all other cases there are no hooks, because hooks cost Python time for each
+        saved tensor."""
         is_selective = self._layout.keep == "Products"
         if not (self._slot_addresses or is_selective):
             yield

@@ -318,8 +318,8 @@ def test_pass_from_memory_over_ten_thousand_pods_is_cheap() -> None:
         taken.append(seconds(act, 1))
     changed = min(taken)
     print(f"parsing {parsing * 1000:.0f} ms; a pass {unchanged * 1000:.0f} ms, after a change {changed * 1000:.0f} ms")
-    check(act, tell, most=MOST_SECONDS)
-    check(act, most=MOST_SECONDS / 2)
+    check(act, tell, most=1.5 * MOST_SECONDS)
+    check(act, most=MOST_SECONDS)
 
 
 def test_answers_to_reports_of_ten_thousand_pods_are_cheap() -> None:

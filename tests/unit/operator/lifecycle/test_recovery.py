@@ -106,7 +106,7 @@ def test_restart_rules_apply_to_stuck_pods() -> None:
 
 
 def test_restart_rules_apply_when_a_worker_is_missing() -> None:
-    """The other pod has ended, and says that it lost a peer."""
+    """One pod vanishes; the other ends with exit code 1 and reports a lost peer."""
     rules = [{"onExitCodes": [1], "action": "Fail"}]
     world = start_job(spec__phases__0__workers=2, spec__restart={"rules": rules})
     world.vanish(world.alive()[0])

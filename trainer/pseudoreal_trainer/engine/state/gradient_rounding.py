@@ -15,7 +15,7 @@ class GradientRounding:
     """Rounds one gradient at a time, in scratch memory of a fixed size. Reduction thread only."""
 
     def __init__(self, longest: int, device: torch.device) -> None:
-        """`longest`: number of elements of the longest gradient."""
+        """`longest`: length of the longest gradient, in elements; the scratch memory need not be longer."""
         elements = rounded_elements(longest, "cpu" if device.type == "cpu" else "accelerator")
         self._scratch = torch.empty(elements, dtype=torch.bfloat16, device=device)
 

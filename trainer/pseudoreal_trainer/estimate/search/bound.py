@@ -115,9 +115,9 @@ class _LowerBounds:
         return self._fetched(rank, Resource.COPY_IN)
 
     def sides(self, rank: int) -> list[float]:
-        """Return the seconds of the reduction thread and of the update thread. With global clipping, reductions and
-        updates take turns, but for the last update, which overlaps reductions; speculative updates run beside
-        reductions."""
+        """Return lower bounds on the seconds of a step: the work of the reduction thread, and the work of the update
+        thread. Under global clipping without speculation, the two threads take turns, so their work is added. Only one
+        update can overlap the reductions of the next step, and the longest is left out for it."""
         units = self.layout.local_units(rank)
         reductions, updates = self._sum(Reduce, Resource.REDUCTION, units), self._sum(Update, Resource.UPDATE, units)
         if self.layout.has_speculation or not self.layout.keeps_gradients:
