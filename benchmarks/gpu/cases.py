@@ -10,6 +10,7 @@ from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel
 
 Stack = Literal["pseudoreal", "fully_shard"]
+Updates = Literal["AfterNorm", "Speculative"]
 MICRO_BATCHES = 4
 SEQUENCE = 2048
 TOKENS = (8192, 16384, 32768, 65536)
@@ -34,10 +35,16 @@ class Case(BaseModel, frozen=True):
     """Home of the state. For fully_shard: device, or host by CPUOffloadPolicy."""
     clipping: ClippingMode
     points: tuple[Point, ...]
+    updates: Updates = "AfterNorm"
+    """Start of updates with global clipping, as in `optimizer.clipping.updates`."""
 
     @property
     def label(self) -> str:
-        return f"{self.model}, {self.stack}, {self.home}, clipping {self.clipping}"
+        return f"{self.model}, {self.stack}, {self.home}, clipping {self.how_clipped}"
+
+    @property
+    def how_clipped(self) -> str:
+        return f"{self.clipping}, Speculative" if self.updates == "Speculative" else self.clipping
 
 
 @dataclass(frozen=True)
@@ -83,22 +90,30 @@ def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
     # fully_shard gathers all weights again for each micro-batch, so its users choose as few micro-batches as fit.
     whole = tuple(Point(tokens=t, micro_batches=1) for t in ends)
 
-    def ours(model: str, home: Home, clipping: ClippingMode, points: tuple[Point, ...] = every) -> Case:
-        return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points)
+    def ours(
+        model: str,
+        home: Home,
+        clipping: ClippingMode,
+        points: tuple[Point, ...] = every,
+        updates: Updates = "AfterNorm",
+    ) -> Case:
+        return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points, updates=updates)
 
     def theirs(model: str, home: Home) -> Case:
         return Case(model=model, stack="fully_shard", home=home, clipping="Global", points=(*every, *whole))
 
+    # Speculative updates keep a second copy of the state, which of the larger model is more than most hosts have.
     return [
-        ours(small, "Host", "PerUnit"),
+        ours(small, "Host", "Global", updates="Speculative"),
         theirs(small, "Host"),
         ours(small, "Host", "Global"),
         ours(large, "Host", "Global"),
         theirs(large, "Host"),
         ours(large, "Host", "PerUnit"),
         ours(small, "Device", "Global"),
-        ours(small, "Disk", "PerUnit", tuple(Point(tokens=t) for t in ends)),
-        ours(large, "Device", "Global"),
         theirs(small, "Device"),
+        ours(small, "Disk", "PerUnit", tuple(Point(tokens=t) for t in ends)),
+        ours(small, "Host", "PerUnit"),
+        ours(large, "Device", "Global"),
         theirs(large, "Device"),
     ]

@@ -94,7 +94,11 @@ def loss_differences(records: Sequence[Record]) -> dict[str, float]:
     Only runs with the same clipping and the same earlier steps are compared.
     """
     found: dict[str, float] = {}
-    ours = {r.case.model: r for r in records if (r.case.stack, r.case.clipping) == ("pseudoreal", "Global")}
+    ours = {
+        r.case.model: r
+        for r in records
+        if (r.case.stack, r.case.clipping, r.case.updates) == ("pseudoreal", "Global", "AfterNorm")
+    }
     for record in records:
         if record.case.stack == "pseudoreal" or (mine := ours.get(record.case.model)) is None:
             continue

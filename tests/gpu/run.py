@@ -12,7 +12,10 @@ from pathlib import Path
 
 SECONDS = 460.0
 """Eight minutes, less the time for start and end."""
-FILES = ("test_preflight", "test_memory", "test_experts", "test_stacks", "test_overlap", "test_losses", "test_nccl")
+FILES = (
+    *("test_preflight", "test_memory", "test_pinned", "test_experts", "test_documents"),
+    *("test_stacks", "test_overlap", "test_losses", "test_nccl"),
+)
 """The most informative files first; the long file is last but one."""
 _ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Other pytest plugins on the machine are not loaded."""

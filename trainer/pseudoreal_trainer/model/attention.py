@@ -131,8 +131,9 @@ def varlen_obstacle(device: torch.device, dtype: torch.dtype, heads: int, key_he
     # Imported here, because the module imports torch's compiler, which takes seconds.
     from torch.nn.attention.varlen import varlen_attn
 
-    if not {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
-        return f"attention with variable lengths in torch {torch.__version__} takes no windows or no grouped heads"
+    missing = {"window_size", *_grouped_option(heads, key_heads)} - inspect.signature(varlen_attn).parameters.keys()
+    if missing:
+        return f"attention with variable lengths in torch {torch.__version__} has no {' and no '.join(sorted(missing))}"
     query, key = (
         torch.empty(1, number, 1, width, dtype=dtype, device=device, requires_grad=True)
         for number in (heads, key_heads)
@@ -141,6 +142,11 @@ def varlen_obstacle(device: torch.device, dtype: torch.dtype, heads: int, key_he
     if not torch.backends.cuda.can_use_flash_attention(sample):
         return f"flash attention does not take heads of {width} features in {dtype} on this GPU"
     return None
+
+
+def _grouped_option(heads: int, key_heads: int) -> dict[str, bool]:
+    """Return the option of `varlen_attn` for fewer key heads than heads. torch before 2.12 has no such option."""
+    return {} if heads == key_heads else {"enable_gqa": True}
 
 
 def _attend_to_all_documents(
@@ -166,7 +172,7 @@ def _attend_to_all_documents(
             documents.longest,
             documents.longest,
             window_size=(before, 0),  # tokens that a token attends to before and after itself; -1: all of them
-            enable_gqa=query.shape[2] != key.shape[2],
+            **_grouped_option(query.shape[2], key.shape[2]),
         )
     assert isinstance(mixed, Tensor), "without `return_aux` the output is one tensor"
     return mixed.view_as(query)

@@ -91,7 +91,7 @@ def varlen_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         max_k: int,
         *,
         window_size: tuple[int, int],
-        enable_gqa: bool,
+        enable_gqa: bool = False,
     ) -> Tensor:
         bounds = cu_seq_q.tolist()
         assert (cu_seq_q.dtype, cu_seq_k.tolist(), max_k) == (torch.int32, bounds, max_q)
@@ -199,7 +199,8 @@ def test_torch_whose_variable_lengths_take_no_groups_needs_a_call_for_each_docum
 ) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, *, window_size: None)  # noqa: ARG005
     found = attention.varlen_obstacle(torch.device("cuda"), torch.bfloat16, 4, 2, 64)
-    assert found == f"attention with variable lengths in torch {torch.__version__} takes no windows or no grouped heads"
+    assert found == f"attention with variable lengths in torch {torch.__version__} has no enable_gqa"
+    assert attention.varlen_obstacle(torch.device("cuda"), torch.bfloat16, 4, 4, 64) is None
 
 
 def assert_packed_rows_are_separate_rows(spec: Model) -> None:
