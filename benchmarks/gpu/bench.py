@@ -109,7 +109,7 @@ def _measured_profile(options: argparse.Namespace, chosen: Suite, folder: Path) 
     tokens = [point.tokens // point.micro_batches for point in points if point.micro_batches > 1]
     begin = time.monotonic()
     try:
-        found = quick_profile(torch.device(options.device), chosen.models.values(), [min(tokens), max(tokens)])
+        found = quick_profile(machine.first_device(options.device), chosen.models.values(), [min(tokens), max(tokens)])
     except Exception as error:
         print(f"the machine could not be measured, so nothing is predicted: {error!r}", flush=True)
         return None

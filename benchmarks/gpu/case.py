@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu.budget import fits
 from benchmarks.gpu.cases import TIMED, Case, Point, suite, warm_up
+from benchmarks.gpu.machine import first_device
 from benchmarks.gpu.ours import Ours
 from benchmarks.gpu.results import Forecast, Measured, Record
 from benchmarks.gpu.stacks import Trainer, trainer_of
@@ -74,7 +75,7 @@ def _profile(file: Path) -> HardwareProfile:
 
 class _Runner:
     def __init__(self, request: Request) -> None:
-        self._case, self._device = request.case, torch.device(request.device)
+        self._case, self._device = request.case, first_device(request.device)
         self._model = suite(tiny=request.is_tiny).models[self._case.model]
         self._folder = request.folder
         self._profile = None if request.profile is None else _profile(request.profile)

@@ -26,6 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 
 from benchmarks.gpu.findings import Finding, Findings, Outcome
+from benchmarks.gpu.machine import first_device
 from benchmarks.gpu.results import DOCTOR_FILE
 from tests.support.ports import free_port
 from tests.unit.trainer.engine.support import reference
@@ -240,7 +241,7 @@ def examine_apart(check: Check, device: str, limit: float) -> Finding:
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
-    device = torch.device(options.device) if options.device == "cpu" else torch.device(options.device, 0)
+    device = first_device(options.device)
     if options.check:
         found = [examine(next(check for check in CHECKS if check.name == options.check), device)]
     else:

@@ -16,6 +16,11 @@ COMMIT = Path(__file__).resolve().parents[2] / "COMMIT"
 """File with the commit, in a bundle; in a clone, git knows the commit."""
 
 
+def first_device(kind: str) -> torch.device:
+    """Return the first device of a kind; torch takes a GPU without a number for none in other threads."""
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+
+
 def describe(device: str) -> Machine:
     on_gpu = device == "cuda"
     return Machine(

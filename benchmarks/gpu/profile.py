@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.cases import MICRO_BATCHES, Case, Point, suite
+from benchmarks.gpu.machine import first_device
 from benchmarks.gpu.stacks import trainer_of
 from benchmarks.work import noisy_sequences
 
@@ -17,7 +18,7 @@ _WARM_UP, _STEPS, _ROWS = 3, 2, 25
 
 def main() -> None:
     options = _options()
-    models, device = suite(tiny=options.tiny).models, torch.device(options.device)
+    models, device = suite(tiny=options.tiny).models, first_device(options.device)
     name = options.model or next(iter(models))
     tokens = options.tokens or (128 if options.tiny else 16384)
     point = Point(tokens=tokens, micro_batches=MICRO_BATCHES)

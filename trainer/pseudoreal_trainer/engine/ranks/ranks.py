@@ -30,6 +30,10 @@ class Ranks:
     limit: timedelta | None = None
     """Timeout of the collectives of every group; None: torch's default."""
 
+    def __post_init__(self) -> None:
+        is_one = self.device.type == "cpu" or self.device.index is not None
+        assert is_one, f"the rank's device has a number, and {self.device} has none"
+
     @property
     def is_first(self) -> bool:
         return self.rank == 0
