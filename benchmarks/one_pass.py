@@ -39,11 +39,11 @@ def compare(length: int, piece: int) -> tuple[list[float], list[float]]:
         torch.empty(length, dtype=torch.bfloat16),
         (UpdateRange(0, length, decay=0.1),),
     )
+    memory.PIECE = piece
     spec, optimizer = Optimizer(), AdamW()
     kernel = memory._kernel(spec, 3, _RATE, _CLIP, weights.device)
     three: list[float] = []
     one: list[float] = []
-    memory.PIECE = piece
     for _ in range(_WARM_UP + _ROUNDS):
         three.append(_seconds(lambda: memory._whole(kernel, slices)))
         one.append(_seconds(lambda: optimizer.update(spec, slices, 2, _RATE, _CLIP)))

@@ -2,7 +2,7 @@
 Pure."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.optimizer import ClippingMode
@@ -13,7 +13,7 @@ Stack = Literal["pseudoreal", "fully_shard"]
 Updates = Literal["AfterNorm", "Speculative"]
 MICRO_BATCHES = 4
 SEQUENCE = 2048
-TOKENS = (8192, 16384, 32768, 65536)
+TOKENS = (8192, 24576, 65536)
 TIMED = 3
 _FIRST_WARM_UP, _WARM_UP = 2, 1
 
@@ -37,14 +37,18 @@ class Case(BaseModel, frozen=True):
     points: tuple[Point, ...]
     updates: Updates = "AfterNorm"
     """Start of updates with global clipping, as in `optimizer.clipping.updates`."""
+    is_compiled: bool = False
+    """Whether blocks are compiled, as with `compile.mode: Blocks`."""
 
     @property
     def label(self) -> str:
-        return f"{self.model}, {self.stack}, {self.home}, clipping {self.how_clipped}"
+        return f"{self.model}, {self.stack}, {self.home}, {self.settings}"
 
     @property
-    def how_clipped(self) -> str:
-        return f"{self.clipping}, Speculative" if self.updates == "Speculative" else self.clipping
+    def settings(self) -> str:
+        """Clipping, and settings that differ from the defaults."""
+        speculates, compiled = ["Speculative"] * (self.updates == "Speculative"), ["compiled"] * self.is_compiled
+        return ", ".join([self.clipping, *speculates, *compiled])
 
 
 @dataclass(frozen=True)
@@ -86,34 +90,32 @@ _TINY = {"tiny": _dense(2, 64, 2, 32), "small": _dense(4, 64, 2, 32)}
 
 def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
     small, large = models
-    every, ends = tuple(Point(tokens=t) for t in tokens), (tokens[0], tokens[-1])
+    every, ends = tuple(Point(tokens=t) for t in tokens), tuple(Point(tokens=t) for t in (tokens[0], tokens[-1]))
     # fully_shard gathers all weights again for each micro-batch, so its users choose as few micro-batches as fit.
-    whole = tuple(Point(tokens=t, micro_batches=1) for t in ends)
+    whole = tuple(Point(tokens=point.tokens, micro_batches=1) for point in ends)
 
     def ours(
-        model: str,
-        home: Home,
-        clipping: ClippingMode,
-        points: tuple[Point, ...] = every,
-        updates: Updates = "AfterNorm",
+        model: str, home: Home, clipping: ClippingMode, points: tuple[Point, ...] = every, **settings: Any
     ) -> Case:
-        return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points, updates=updates)
+        return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points, **settings)
 
-    def theirs(model: str, home: Home) -> Case:
-        return Case(model=model, stack="fully_shard", home=home, clipping="Global", points=(*every, *whole))
+    def theirs(model: str, home: Home, points: tuple[Point, ...]) -> Case:
+        return Case(model=model, stack="fully_shard", home=home, clipping="Global", points=points)
 
     # Speculative updates keep a second copy of the state, which of the larger model is more than most hosts have.
     return [
         ours(small, "Host", "Global", updates="Speculative"),
-        theirs(small, "Host"),
-        ours(small, "Host", "Global"),
-        ours(large, "Host", "Global"),
-        theirs(large, "Host"),
-        ours(large, "Host", "PerUnit"),
-        ours(small, "Device", "Global"),
-        theirs(small, "Device"),
-        ours(small, "Disk", "PerUnit", tuple(Point(tokens=t) for t in ends)),
-        ours(small, "Host", "PerUnit"),
-        ours(large, "Device", "Global"),
-        theirs(large, "Device"),
+        theirs(small, "Host", (*ends, *whole)),
+        ours(small, "Host", "Global", ends),
+        ours(small, "Host", "Global", whole, updates="Speculative"),
+        ours(small, "Device", "Global", ends),
+        theirs(small, "Device", (*ends, *whole)),
+        ours(large, "Host", "PerUnit", ends),
+        ours(small, "Host", "PerUnit", ends),
+        ours(small, "Device", "Global", ends, is_compiled=True),
+        theirs(large, "Host", whole),
+        ours(large, "Host", "Global", ends),
+        ours(small, "Disk", "PerUnit", ends),
+        ours(large, "Device", "Global", ends),
+        theirs(large, "Device", whole),
     ]

@@ -50,7 +50,7 @@ class Ours:
             compute=torch.bfloat16,
             moments=torch.float32,
             gradients=torch.float32,
-            compiled=False,
+            compiled=case.is_compiled,
             offload_directory=folder,
             seed=0,
         )

@@ -116,7 +116,7 @@ def _row(case: Case, one: Measured) -> str:
             device += f" ({one.forecast.device_bytes / one.device_peak_bytes - 1:+.0%})"
     milliseconds = f"{1000 * one.median:,.0f} ({1000 * first:,.0f}–{1000 * third:,.0f})"
     return (
-        f"| {case.stack}, {case.home}, {case.how_clipped} | {one.point.tokens:,} | {one.point.micro_batches} |"
+        f"| {case.stack}, {case.home}, {case.settings} | {one.point.tokens:,} | {one.point.micro_batches} |"
         f" {milliseconds} | {one.tokens_per_second:,.0f} | {hidden} |"
         f" {device} | {one.pinned_bytes / _GIB:.1f} | {forecast} |"
     )

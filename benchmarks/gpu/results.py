@@ -94,15 +94,13 @@ def loss_differences(records: Sequence[Record]) -> dict[str, float]:
     Only runs with the same clipping and the same earlier steps are compared.
     """
     found: dict[str, float] = {}
-    ours = {
-        r.case.model: r
-        for r in records
-        if (r.case.stack, r.case.clipping, r.case.updates) == ("pseudoreal", "Global", "AfterNorm")
-    }
+    ours = {r.case.model: r for r in records if (r.case.stack, r.case.settings) == ("pseudoreal", "Global")}
     for record in records:
         if record.case.stack == "pseudoreal" or (mine := ours.get(record.case.model)) is None:
             continue
         for one, other in zip(mine.measured, record.measured, strict=False):
+            if one.point != other.point:
+                break  # the steps from here on start from different weights
             worst = max(abs(a / b - 1) for a, b in zip(one.losses, other.losses, strict=True))
             found[record.case.model] = max(found.get(record.case.model, 0.0), worst)
     return found

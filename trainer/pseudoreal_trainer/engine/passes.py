@@ -303,7 +303,7 @@ class Passes:
     def _forward_with_graph(self, run: PlanRun, key: Key, saved: SavedDecision | None) -> Tensor:
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
-            graph = run.graphs[key] = self._training_pass(run, *key, source, saved)
+            graph = run.graphs[key] = self._training_pass(run, *key, source, saved, is_output_read=True)
         return graph.output.detach()
 
     def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Graph, Tensor]:
@@ -312,13 +312,15 @@ class Passes:
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self.take_input(run, position, m)
-        return self._training_pass(run, position, m, source, run.routing_decisions.pop((position, m), None)), gradient
+        decision = run.routing_decisions.pop((position, m), None)
+        return self._training_pass(run, position, m, source, decision, is_output_read=False), gradient
 
     def _training_pass(
-        self, run: PlanRun, position: int, m: int, source: Tensor, saved: SavedDecision | None = None
+        self, run: PlanRun, position: int, m: int, source: Tensor, saved: SavedDecision | None, *, is_output_read: bool
     ) -> Graph:
         statistics = self.new_statistics(run, position, source) if position > 0 else None
-        return Graph(source, self._compute(run, position, m, source, statistics, saved), statistics)
+        output = self._compute(run, position, m, source, statistics, saved, is_output_read=is_output_read)
+        return Graph(source, output, statistics)
 
     def new_statistics(self, run: PlanRun, position: int, source: Tensor) -> RouterStatistics | None:
         """Return the router statistics of a training pass of a layer on `source`; None if the layer has no experts."""
@@ -370,7 +372,10 @@ class Passes:
         source: Tensor,
         statistics: RouterStatistics | None = None,
         saved: SavedDecision | None = None,
+        *,
+        is_output_read: bool = True,
     ) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
-        return self.modules.block(source, position - 1, statistics, self.documents(run, m), saved)
+        documents = self.documents(run, m)
+        return self.modules.block(source, position - 1, statistics, documents, saved, is_output_read=is_output_read)

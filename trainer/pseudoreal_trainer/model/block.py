@@ -54,15 +54,20 @@ class Block(nn.Module):
         statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
         saved: SavedDecision | None = None,
+        *,
+        is_output_read: bool = True,
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
         `mask`: mask of the sliding window, [T, T]; None: no window. `statistics`: router statistics of a training pass;
         None without experts, and in evaluation. `documents`: attention stays within them; None: whole sequences.
         `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
-        decision is not needed again.
+        decision is not needed again. `is_output_read`: if false, the output serves only to compute gradients. Its
+        values are then undefined, unless gradients depend on the last product: of experts, or before a norm.
         """
         hidden = self._attend(hidden, rotation, mask, documents)
+        if not (is_output_read or self.is_mixture or self.ffn_output_norm is not None):
+            return self.ffn.unread_sum(hidden, _pre_normalize(self.ffn_norm, hidden))
         return hidden + _normalize(
             self.ffn_output_norm,
             self._feed_forward(_pre_normalize(self.ffn_norm, hidden), statistics, documents, saved),

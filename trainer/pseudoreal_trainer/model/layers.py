@@ -1,8 +1,12 @@
 """Parts of a layer: the norm and the MLP."""
 
+from typing import Any
+
+import torch
 from pseudoreal_api.spec.model import FeedForward as FeedForwardSpec
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.recomputation import mark_recomputed
@@ -25,9 +29,38 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the MLP's output: [..., H] -> [..., H]."""
-        gate = None if self.gate is None else self.gate(hidden)
-        out: Tensor = self.down(activate(gate, self.up(hidden)))
+        out: Tensor = self.down(self._activated(hidden))
         return out
+
+    def unread_sum(self, residual: Tensor, hidden: Tensor) -> Tensor:
+        """Return a tensor with the graph of `residual + self(hidden)`, [..., H], but without its values: no gradient
+        depends on them, so a pass that is recomputed for its gradients need not multiply by `down`."""
+        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias)
+        return out
+
+    def _activated(self, hidden: Tensor) -> Tensor:
+        gate = None if self.gate is None else self.gate(hidden)
+        return activate(gate, self.up(hidden))
+
+
+class _UnreadSum(torch.autograd.Function):
+    """residual [..., H] + activated [..., F] times weight [H, F], plus bias [H] or none. The output has the sum's shape
+    and one element of memory."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, activated: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(activated, weight)
+        ctx.has_bias = bias is not None
+        return residual.new_empty(()).expand(residual.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        activated, weight = ctx.saved_tensors
+        # The products that autograd computes for torch's linear layer, so that the gradients have the same bits.
+        rows, inputs = gradient.flatten(0, -2), activated.flatten(0, -2)
+        of_bias = rows.sum(0) if ctx.has_bias else None
+        return gradient, rows.mm(weight).view_as(activated), rows.t().mm(inputs), of_bias
 
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ class Modules:
         self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
+        self._are_compiled = compiled
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
@@ -96,13 +97,22 @@ class Modules:
         statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
         saved: SavedDecision | None = None,
+        *,
+        is_output_read: bool = True,
     ) -> Tensor:
         """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `documents`: attention stays within them; None:
         whole sequences. `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass;
-        None without experts, and if the decision is not needed again."""
+        None without experts, and if the decision is not needed again. `is_output_read`: as in `Block.forward`."""
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(
-            hidden, self._rotation(hidden, documents), self._mask(hidden, layer), statistics, documents, saved
+            hidden,
+            self._rotation(hidden, documents),
+            self._mask(hidden, layer),
+            statistics,
+            documents,
+            saved,
+            # A block would be compiled twice, once for each value.
+            is_output_read=is_output_read or self._are_compiled,
         )
         return out
 

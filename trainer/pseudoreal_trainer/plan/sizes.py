@@ -187,6 +187,17 @@ class Sizes:
         gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
         return self.choices * tokens * (self.model.hidden_size + gradients) * self.compute_bytes
 
+    def unread_product_flops(self, tokens: int, layer: int) -> int:
+        """Return the operations of the layer's last product, if a recomputed pass leaves it out; else 0. The gradients
+        of experts and of a norm behind the MLP depend on the product."""
+        if not self.leaves_out_last_product(layer):
+            return 0
+        return 2 * tokens * self.model.hidden_size * self.model.feed_forward.size
+
+    def leaves_out_last_product(self, layer: int) -> bool:
+        """Return whether a recomputed pass of the layer has no output (`model.layers.FeedForward.unread_sum`)."""
+        return not self.model.has_experts(layer) and self.model.norm.placement == "Pre"
+
     def expert_flops(self, tokens: int) -> int:
         """Return the part of `block_flops` computed by routed experts."""
         matrices = 3 if self.model.expert.activation == "SwiGLU" else 2

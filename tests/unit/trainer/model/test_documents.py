@@ -227,7 +227,7 @@ def test_positions_begin_anew_in_each_document() -> None:
     modules = Modules(spec, units_of(spec, Sharing(blocks=2)), torch.float64, compiled=False)
     hidden, given = torch.zeros(5, LENGTH, 32, dtype=torch.float64), []
 
-    def block(hidden: Tensor, rotation: tuple[Tensor, Tensor], *_: object) -> Tensor:
+    def block(hidden: Tensor, rotation: tuple[Tensor, Tensor], *_: object, **__: object) -> Tensor:
         given.append(rotation)
         return hidden
 

@@ -10,12 +10,10 @@ takes 2 bytes less, and is widened in the same way.
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Barrier
 from typing import Any, Literal
 
 import torch
@@ -37,11 +35,10 @@ Purpose = Literal["weights", "moments", "gradients", "previous"]
 """Purpose of memory. Weights are counted in both dtypes; previous: weights and moments before a speculative update."""
 
 PIECE = PIECE_ELEMENTS
-"""Number of elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one
-kernel to the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares
-sizes. The speedup is between 1 and 1.4, the ratio of the bytes; it depends on how many cores share the memory."""
-_LEAST_PIECE = 1 << 14
-"""Minimum number of elements in a piece, so that the piece is worth waking a thread for."""
+"""Number of elements that each of torch's threads updates at a time. Of a smaller piece, more would stay in a core's
+cache from one kernel to the next, but waking the threads for each kernel takes about 0.05 ms. On the host of an H100
+with 14 threads, a clipped update takes 0.45 ns per element with 2^18 elements, 0.38 with 2^20, and 0.45 with whole
+units. benchmarks/one_pass.py compares sizes."""
 
 
 @dataclass(frozen=True)
@@ -398,12 +395,13 @@ class AdamW:
     time: scratch memory is shared."""
 
     def __init__(self, muon: Muon | None = None) -> None:
-        """Start as many threads as torch uses for one operation; none if torch uses only one."""
         self.muon = muon or Muon()
-        self._threads = torch.get_num_threads()
-        self._pool = _single_threaded(self._threads) if self._threads > 1 else None
-        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._roundings: dict[tuple[int, torch.device, torch.dtype, torch.dtype], MomentRounding] = {}
+        # Torch's threads share the elements of each kernel evenly, so every thread finds its own ones in its cache.
+        # Threads of Python with a kernel each would wait for each other, and the thread that launches passes would wait
+        # for all of them: each needs Python's lock between two kernels.
+        self._piece = torch.get_num_threads() * PIECE
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._roundings: dict[tuple[torch.device, torch.dtype, torch.dtype], MomentRounding] = {}
 
     @torch.no_grad()
     def update(self, spec: OptimizerSpec, slices: Slices, steps: int, rate: float, scale: float) -> None:
@@ -441,42 +439,26 @@ class AdamW:
         return replace(slices, ranges=tuple(one for one in slices.ranges if not one.is_of_muon))
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
-        pieces = deque(_pieces(slices.ranges, self._threads, PIECE))
-        if self._pool is None or len(pieces) == 1:
-            self._work(kernel, slices, pieces, 0)
-            return
-        workers = range(min(self._threads, len(pieces)))
-        done = [self._pool.submit(self._work, kernel, slices, pieces, worker) for worker in workers]
-        # Wait for all threads before raising an error: the caller gives the vectors to another owner.
-        wait(done)
-        for future in done:
-            future.result()
-
-    def _work(self, kernel: _Kernel, slices: Slices, pieces: deque[UpdateRange], worker: int) -> None:
-        while pieces:
-            try:
-                piece = pieces.popleft()
-            except IndexError:
-                return  # another thread took the last one
+        """Run all kernels over a piece before the next piece starts, so that the piece stays in the cache."""
+        for piece in _pieces(slices.ranges, self._piece):
             slices.keep_previous(piece.elements)
-            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, slices.weights.dtype, worker)
+            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, slices.weights.dtype)
             if slices.are_moments_rounded:
-                self._update_rounded(kernel, slices, gradient, piece, worker)
+                self._update_rounded(kernel, slices, gradient, piece)
             else:
                 kernel(slices.weights[piece.elements], gradient, slices.moments(piece.elements), piece)
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
-    def _scaled(self, gradient: Tensor, scale: float, master: torch.dtype, worker: int) -> Tensor:
+    def _scaled(self, gradient: Tensor, scale: float, master: torch.dtype) -> Tensor:
         """Return the piece's gradient times `scale` in the master dtype, in a scratch buffer that stays in the cache;
         scaling in place would write the gradient back to main memory. Scale 1 and the master dtype: the gradient
         itself."""
         if scale == 1.0 and gradient.dtype == master:
             return gradient
-        key = (worker, master)
-        if key not in self._scratch:
-            self._scratch[key] = torch.empty(PIECE, dtype=master)
-        scaled = self._scratch[key][: len(gradient)]
+        if master not in self._scratch:
+            self._scratch[master] = torch.empty(self._piece, dtype=master)
+        scaled = self._scratch[master][: len(gradient)]
         # A bfloat16 times a number would be rounded to bfloat16 again.
         widened = gradient if gradient.dtype == master else scaled.copy_(gradient)
         return widened if scale == 1.0 else torch.mul(widened, scale, out=scaled)
@@ -485,25 +467,23 @@ class AdamW:
         """Like `_whole`, with moments widened piece by piece: scratch memory for whole vectors would be larger than the
         memory that rounded moments save."""
         _scale(kernel, slices)
-        for piece in _pieces(slices.ranges, 1, ROUNDED_ELEMENTS_ON_DEVICE):
-            self._update_rounded(kernel, slices, slices.gradient[piece.elements], piece, 0)
+        for piece in _pieces(slices.ranges, ROUNDED_ELEMENTS_ON_DEVICE):
+            self._update_rounded(kernel, slices, slices.gradient[piece.elements], piece)
         if slices.compute is not None:
             slices.compute.copy_(slices.weights)
 
-    def _update_rounded(
-        self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange, worker: int
-    ) -> None:
+    def _update_rounded(self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange) -> None:
         """Update a piece whose moments are stored in bfloat16 or in blocks. The weights are updated with moments that
         are not rounded yet."""
         weights, moments = slices.weights[piece.elements], slices.moments(piece.elements)
-        rounding = self._rounding(worker, weights, moments[0].dtype)
+        rounding = self._rounding(weights, moments[0].dtype)
         kernel(weights, gradient, rounding.widen(moments, len(weights)), piece)
         rounding.round_into(moments, slices.random, piece.begin, len(weights), kernel.update)
 
-    def _rounding(self, worker: int, weights: Tensor, moments: torch.dtype) -> MomentRounding:
-        key = (worker, weights.device, weights.dtype, moments)
+    def _rounding(self, weights: Tensor, moments: torch.dtype) -> MomentRounding:
+        key = (weights.device, weights.dtype, moments)
         if key not in self._roundings:
-            length = PIECE if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
+            length = self._piece if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
             self._roundings[key] = MomentRounding(length, weights.dtype, weights.device, moments)
         return self._roundings[key]
 
@@ -540,32 +520,12 @@ def _scale(kernel: _Kernel, slices: Slices) -> None:
         slices.gradient.mul_(kernel.scale)
 
 
-def _pieces(ranges: Sequence[UpdateRange], threads: int, most: int) -> Iterator[UpdateRange]:
-    """Yield the ranges cut into pieces of at most `most` elements. Cuts are at multiples of VECTOR, relative to the
-    start of a range, so only the last piece of a range has a tail shorter than a SIMD vector."""
+def _pieces(ranges: Sequence[UpdateRange], length: int) -> Iterator[UpdateRange]:
+    """Yield the ranges cut into pieces of at most `length` elements, a multiple of VECTOR. So only the last piece of a
+    range has a tail shorter than a SIMD vector, and torch cuts a piece for its threads at whole vectors."""
     for one in ranges:
-        share = -(-(one.end - one.begin) // (threads * VECTOR)) * VECTOR
-        length = min(most, max(share, _LEAST_PIECE))
         for start in range(one.begin, one.end, length):
             yield replace(one, begin=start, end=min(start + length, one.end))
 
 
-def _single_threaded(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads in which torch runs each operation with a single thread."""
-    started = Barrier(threads + 1)
-
-    def enter() -> None:
-        torch.get_num_threads()  # the first call in a thread sets the number, so it comes before ours
-        torch.set_num_threads(1)
-        started.wait()
-
-    pool = ThreadPoolExecutor(threads, "adamw", initializer=enter)
-    for _ in range(threads):
-        pool.submit(lambda: None)
-    started.wait()
-    # Restore the number: `set_num_threads` in the pool's threads also sets it for threads created later.
-    torch.set_num_threads(threads)
-    return pool
-
-
-assert PIECE % VECTOR == _LEAST_PIECE % VECTOR == 0, "pieces are cut at whole vectors of the processor"
+assert PIECE % VECTOR == 0, "pieces are cut at whole vectors of the processor"

@@ -241,7 +241,10 @@ class MeasuredCosts:
         # A part that was recomputed by a Recompute record is not recomputed here.
         again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
         backward = 2 * flops / passes.block_backward_flops_per_second
-        return backward + (forward if again else 0.0) + self._selective_recomputation(record)
+        if again:
+            left_out = self._sizes.unread_product_flops(self._tokens, position - 1)
+            backward += forward - left_out / passes.block_forward_flops_per_second
+        return backward + self._selective_recomputation(record)
 
     def _selective_recomputation(self, record: Backward | ExpertBackward) -> float:
         """Return the seconds in which a backward pass computes the outputs of norms and of activation functions again.

@@ -50,7 +50,7 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
 
 class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
-        self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
+        self._layout, self._sizes, self._rank, self._boundary = layout, sizes, rank, sizes.boundary(tokens)
         is_selective = layout.keep == "Products"
         self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk, is_selective=is_selective)
         self._changes: dict[tuple[int, PassPart], Change] = {}
@@ -109,9 +109,12 @@ class _Walk:
             return self._graphs[position].embedding_backward
         if position == self._layout.head:
             return self._graphs[position].head_backward
-        return self._graphs[position].block_backward - (
-            self._saved_graph_bytes(position) + self._boundary if self._saves_graph(position) else 0
-        )
+        not_made = 0
+        if self._saves_graph(position):
+            not_made = self._saved_graph_bytes(position) + self._boundary
+        elif self._sizes.leaves_out_last_product(position - 1):
+            not_made = self._boundary  # a recomputed pass has no output
+        return self._graphs[position].block_backward - not_made
 
     def _answered(self, position: int) -> int:
         """Return the bytes of an output that was sent to another rank; 0 if the output stayed on this rank or is part

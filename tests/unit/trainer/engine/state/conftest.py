@@ -17,5 +17,4 @@ def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield AdamW()
-    assert torch.get_num_threads() == request.param, "the other threads have their own number"
     torch.set_num_threads(before)
