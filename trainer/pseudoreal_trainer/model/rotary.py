@@ -42,9 +42,11 @@ def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 class _Rotation(torch.autograd.Function):
     """`rotate` with cosines and sines [..., T, 1, width / 2], in the dtype of the features.
 
-    Three kernels and one tensor in each direction: autograd's own formula takes seven and two products, two sums and a
-    concatenation of temporary tensors. A feature is the sum of two products. The first is rounded to the dtype; the
-    second is not, on processors that multiply and add in one instruction, and in bfloat16 on all.
+    Three kernels and one new tensor in each direction. Written with torch's operators, the sums take seven kernels and
+    their backward pass eight, each with a new tensor. The backward pass is the transposed map: it rotates back.
+
+    A rotated feature is the sum of a product with the cosine and a product with the sine. The latter is not rounded
+    before it is added: never in bfloat16, and in wider types if the processor multiplies and adds in one instruction.
     """
 
     @staticmethod
