@@ -121,7 +121,7 @@ def test_bits_of_a_rotated_token_do_not_depend_on_the_tokens_beside_it(width: in
         assert torch.equal(found[1], of_features[1:, start:end])
 
 
-def test_no_sequences_have_no_rotated_features() -> None:
+def test_rotation_of_no_sequences_is_empty() -> None:
     table = _table(_angles(16, is_of_documents=False))
     rotated, of_features = _both(_drawn(0, LENGTH, HEADS, 16), table, _drawn(0, LENGTH, HEADS, 16))
     assert rotated.shape == of_features.shape == (0, LENGTH, HEADS, 16)
