@@ -511,8 +511,6 @@ class UpdateThread:
         self._spec, self._store, self._reductions = spec, store, reductions
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
-        if streams.are_real:
-            self._leave_cores_to_launches()
         self._newest_updates: deque[Future[Event]] = deque(maxlen=PENDING_GRADIENTS)
         self._captures: dict[int, Future[None]] = {}
         """Unit -> its newest capture, which must be done before the unit's next update."""
@@ -562,15 +560,6 @@ class UpdateThread:
     def close(self) -> None:
         self._thread.close()
 
-    def _leave_cores_to_launches(self) -> None:
-        # The main thread and autograd's thread launch kernels meanwhile. An update waits for the slowest of its
-        # threads, so a thread without a core of its own holds up the update. On 16 cores, 14 threads are 1.2 times as
-        # fast as 16.
-        threads = torch.get_num_threads()
-        self._thread.submit(lambda: _set_own_threads(threads - min(2, threads // 4))).result()
-        # The call in the update thread has also set the number for threads that start later.
-        torch.set_num_threads(threads)
-
     def _speculate(
         self, record: Speculate, rate: float, reduced: Future[None], capture: Future[None] | None, step: OpenStep
     ) -> None:
@@ -603,9 +592,3 @@ class UpdateThread:
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()
         self.capture_wait_seconds += time.perf_counter() - begin
-
-
-def _set_own_threads(number: int) -> None:
-    """Set the number of threads that torch uses for an operation of this thread."""
-    torch.get_num_threads()  # the first call in a thread sets the number, so it comes before ours
-    torch.set_num_threads(number)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.unit.trainer.engine.support.cases import Case
-from tests.unit.trainer.engine.support.recorded import RecordedStreams
 
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2
@@ -182,28 +180,3 @@ def test_every_later_task_raises_the_first_failure(rank: _Rank) -> None:
     ):
         with pytest.raises(OSError, match="the disk has failed"):
             later.result(PATIENCE)
-
-
-@pytest.mark.parametrize(("cores", "updating"), [(2, 2), (4, 3), (8, 6), (16, 14)])
-def test_beside_a_gpu_updates_leave_cores_to_the_threads_that_launch(cores: int, updating: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(cores)
-    try:
-        case = Case(homes="h")
-        groups = ProcessGroups(case.layout, Ranks(0, 1, CPU))
-        updates = UpdateThread(case.optimizer, Mock(), Mock(), groups, RecordedStreams(real=True), Trace(0))
-        assert updates._thread.submit(torch.get_num_threads).result() == updating
-        updates.close()
-        assert torch.get_num_threads() == cores
-        with ThreadPoolExecutor(1) as later:
-            assert later.submit(torch.get_num_threads).result() == cores
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_without_a_gpu_updates_use_all_threads() -> None:
-    case = Case(homes="h")
-    groups = ProcessGroups(case.layout, Ranks(0, 1, CPU))
-    updates = UpdateThread(case.optimizer, Mock(), Mock(), groups, Streams(CPU), Trace(0))
-    assert updates._thread.submit(torch.get_num_threads).result() == torch.get_num_threads()
-    updates.close()

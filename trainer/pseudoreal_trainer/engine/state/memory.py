@@ -10,10 +10,12 @@ takes 2 bytes less, and is widened in the same way.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Barrier
 from typing import Any, Literal
 
 import torch
@@ -35,10 +37,14 @@ Purpose = Literal["weights", "moments", "gradients", "previous"]
 """Purpose of memory. Weights are counted in both dtypes; previous: weights and moments before a speculative update."""
 
 PIECE = PIECE_ELEMENTS
-"""Number of elements that each of torch's threads updates at a time. Of a smaller piece, more would stay in a core's
-cache from one kernel to the next, but waking the threads for each kernel takes about 0.05 ms. On the host of an H100
-with 14 threads, a clipped update takes 0.45 ns per element with 2^18 elements, 0.38 with 2^20, and 0.45 with whole
-units. benchmarks/one_pass.py compares sizes."""
+"""Number of elements that each of torch's threads updates at a time. The scaled gradient and the weights of so many
+elements stay in a core's cache from one kernel to the next. benchmarks/one_pass.py compares sizes."""
+_LEAST_PIECE = 1 << 14
+"""Minimum number of elements in a piece, so that the piece is worth waking a thread for."""
+_WORKERS = 2
+"""Maximum number of threads of Python that update a unit, each with a part of torch's threads. While torch wakes the
+threads of one, the threads of the other compute. More would wait for each other, and the thread that launches passes
+would wait for all of them: each needs Python's lock between two kernels (decision 0040)."""
 
 
 @dataclass(frozen=True)
@@ -394,14 +400,16 @@ class AdamW:
     """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101), and Muon for the ranges that say so. One caller at a
     time: scratch memory is shared."""
 
-    def __init__(self, muon: Muon | None = None) -> None:
+    def __init__(self, muon: Muon | None = None, threads: int | None = None) -> None:
+        """`threads`: number of threads that compute an update on the host; None: as many as torch uses for one
+        operation."""
         self.muon = muon or Muon()
-        # Torch's threads share the elements of each kernel evenly, so every thread finds its own ones in its cache.
-        # Threads of Python with a kernel each would wait for each other, and the thread that launches passes would wait
-        # for all of them: each needs Python's lock between two kernels.
-        self._piece = torch.get_num_threads() * PIECE
-        self._scratch: dict[torch.dtype, Tensor] = {}
-        self._roundings: dict[tuple[torch.device, torch.dtype, torch.dtype], MomentRounding] = {}
+        threads = threads or torch.get_num_threads()
+        self._workers = min(threads, _WORKERS)
+        self._piece = threads * PIECE // self._workers
+        self._pool = _pool(self._workers, threads) if threads > 1 else None
+        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._roundings: dict[tuple[int, torch.device, torch.dtype, torch.dtype], MomentRounding] = {}
 
     @torch.no_grad()
     def update(self, spec: OptimizerSpec, slices: Slices, steps: int, rate: float, scale: float) -> None:
@@ -439,26 +447,42 @@ class AdamW:
         return replace(slices, ranges=tuple(one for one in slices.ranges if not one.is_of_muon))
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
-        """Run all kernels over a piece before the next piece starts, so that the piece stays in the cache."""
-        for piece in _pieces(slices.ranges, self._piece):
+        pieces = deque(_pieces(slices.ranges, self._workers, self._piece))
+        if self._pool is None or len(pieces) == 1:
+            self._work(kernel, slices, pieces, 0)
+            return
+        workers = range(min(self._workers, len(pieces)))
+        done = [self._pool.submit(self._work, kernel, slices, pieces, worker) for worker in workers]
+        # Wait for all threads before raising an error: the caller gives the vectors to another owner.
+        wait(done)
+        for future in done:
+            future.result()
+
+    def _work(self, kernel: _Kernel, slices: Slices, pieces: deque[UpdateRange], worker: int) -> None:
+        while pieces:
+            try:
+                piece = pieces.popleft()
+            except IndexError:
+                return  # another thread took the last one
             slices.keep_previous(piece.elements)
-            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, slices.weights.dtype)
+            gradient = self._scaled(slices.gradient[piece.elements], kernel.scale, slices.weights.dtype, worker)
             if slices.are_moments_rounded:
-                self._update_rounded(kernel, slices, gradient, piece)
+                self._update_rounded(kernel, slices, gradient, piece, worker)
             else:
                 kernel(slices.weights[piece.elements], gradient, slices.moments(piece.elements), piece)
             if slices.compute is not None:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
-    def _scaled(self, gradient: Tensor, scale: float, master: torch.dtype) -> Tensor:
+    def _scaled(self, gradient: Tensor, scale: float, master: torch.dtype, worker: int) -> Tensor:
         """Return the piece's gradient times `scale` in the master dtype, in a scratch buffer that stays in the cache;
         scaling in place would write the gradient back to main memory. Scale 1 and the master dtype: the gradient
         itself."""
         if scale == 1.0 and gradient.dtype == master:
             return gradient
-        if master not in self._scratch:
-            self._scratch[master] = torch.empty(self._piece, dtype=master)
-        scaled = self._scratch[master][: len(gradient)]
+        key = (worker, master)
+        if key not in self._scratch:
+            self._scratch[key] = torch.empty(self._piece, dtype=master)
+        scaled = self._scratch[key][: len(gradient)]
         # A bfloat16 times a number would be rounded to bfloat16 again.
         widened = gradient if gradient.dtype == master else scaled.copy_(gradient)
         return widened if scale == 1.0 else torch.mul(widened, scale, out=scaled)
@@ -467,25 +491,35 @@ class AdamW:
         """Like `_whole`, with moments widened piece by piece: scratch memory for whole vectors would be larger than the
         memory that rounded moments save."""
         _scale(kernel, slices)
-        for piece in _pieces(slices.ranges, ROUNDED_ELEMENTS_ON_DEVICE):
-            self._update_rounded(kernel, slices, slices.gradient[piece.elements], piece)
+        for piece in _pieces(slices.ranges, 1, ROUNDED_ELEMENTS_ON_DEVICE):
+            self._update_rounded(kernel, slices, slices.gradient[piece.elements], piece, 0)
         if slices.compute is not None:
             slices.compute.copy_(slices.weights)
 
-    def _update_rounded(self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange) -> None:
+    def _update_rounded(
+        self, kernel: _Kernel, slices: Slices, gradient: Tensor, piece: UpdateRange, worker: int
+    ) -> None:
         """Update a piece whose moments are stored in bfloat16 or in blocks. The weights are updated with moments that
         are not rounded yet."""
         weights, moments = slices.weights[piece.elements], slices.moments(piece.elements)
-        rounding = self._rounding(weights, moments[0].dtype)
+        rounding = self._rounding(worker, weights, moments[0].dtype)
         kernel(weights, gradient, rounding.widen(moments, len(weights)), piece)
         rounding.round_into(moments, slices.random, piece.begin, len(weights), kernel.update)
 
-    def _rounding(self, weights: Tensor, moments: torch.dtype) -> MomentRounding:
-        key = (weights.device, weights.dtype, moments)
+    def _rounding(self, worker: int, weights: Tensor, moments: torch.dtype) -> MomentRounding:
+        key = (worker, weights.device, weights.dtype, moments)
         if key not in self._roundings:
             length = self._piece if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
             self._roundings[key] = MomentRounding(length, weights.dtype, weights.device, moments)
         return self._roundings[key]
+
+
+def threads_of_updates(device: torch.device) -> int:
+    """Return the number of torch's threads for updates on the host, beside passes on `device`. Beside an accelerator,
+    two cores, of few cores a quarter, stay free for the main thread and for autograd's thread, which launch kernels: an
+    update waits for the slowest of its threads."""
+    threads = torch.get_num_threads()
+    return threads if device.type == "cpu" else threads - min(2, threads // 4)
 
 
 def _kernel(spec: OptimizerSpec, update: int, rate: float, scale: float, device: torch.device) -> _Kernel:
@@ -520,12 +554,34 @@ def _scale(kernel: _Kernel, slices: Slices) -> None:
         slices.gradient.mul_(kernel.scale)
 
 
-def _pieces(ranges: Sequence[UpdateRange], length: int) -> Iterator[UpdateRange]:
-    """Yield the ranges cut into pieces of at most `length` elements, a multiple of VECTOR. So only the last piece of a
-    range has a tail shorter than a SIMD vector, and torch cuts a piece for its threads at whole vectors."""
+def _pieces(ranges: Sequence[UpdateRange], workers: int, most: int) -> Iterator[UpdateRange]:
+    """Yield the ranges cut into pieces of at most `most` elements. Cuts are at multiples of VECTOR, relative to the
+    start of a range, so only the last piece of a range has a tail shorter than a SIMD vector."""
     for one in ranges:
+        share = -(-(one.end - one.begin) // (workers * VECTOR)) * VECTOR
+        length = min(most, max(share, _LEAST_PIECE))
         for start in range(one.begin, one.end, length):
             yield replace(one, begin=start, end=min(start + length, one.end))
 
 
-assert PIECE % VECTOR == 0, "pieces are cut at whole vectors of the processor"
+def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
+    """Return a pool of workers that share `threads` threads of torch: each worker runs a kernel with its part of
+    them."""
+    started, parts = Barrier(workers + 1), iter([*range(threads)])
+    number = torch.get_num_threads()
+
+    def enter() -> None:
+        torch.get_num_threads()  # the first call in a thread sets the number, so it comes before ours
+        torch.set_num_threads(len(range(next(parts), threads, workers)))
+        started.wait()
+
+    pool = ThreadPoolExecutor(workers, "adamw", initializer=enter)
+    for _ in range(workers):
+        pool.submit(lambda: None)
+    started.wait()
+    # Restore the number: `set_num_threads` in the workers also sets it for threads created later.
+    torch.set_num_threads(number)
+    return pool
+
+
+assert PIECE % (_WORKERS * VECTOR) == _LEAST_PIECE % VECTOR == 0, "pieces are cut at whole vectors of the processor"

@@ -17,7 +17,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.blocks import BLOCKS, moment_format
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.gradient_rounding import GradientRounding
-from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors, threads_of_updates
 from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.engine.state.rounding import random_ranges
@@ -142,7 +142,8 @@ class UnitStore:
         """Allocator of host memory for copies to and from the device."""
         self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW(Muon(compute))
+        self._passing = BounceBuffers(self.arena.all_of("bounce"))
+        self._adamw = AdamW(Muon(compute), threads_of_updates(groups.device))
         self.resident = {
             unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
         }

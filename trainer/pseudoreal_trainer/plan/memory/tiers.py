@@ -21,7 +21,7 @@ CHUNK_ELEMENTS = 2**20
 """Number of elements of each vector that are in memory at a time, during an update of a unit on disk."""
 CHUNKS_AT_A_TIME = 3
 """Number of chunks in memory at a time: one is read, one is updated, one is written."""
-PIECE_ELEMENTS = 1 << 20
+PIECE_ELEMENTS = 1 << 19
 """Number of elements that each thread updates at a time on the host. Their gradient is scaled in a scratch buffer."""
 ROUNDED_ELEMENTS_ON_DEVICE = 1 << 21
 """Number of elements whose moments are widened and rounded at a time on a device."""

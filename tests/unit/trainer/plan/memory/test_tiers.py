@@ -253,7 +253,7 @@ def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
 ) -> None:
     layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
     few, many = (resident_bytes(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
-    assert many.host - few.host == (4 * 4 * 2**20 if scaled else 0)
+    assert many.host - few.host == (4 * 4 * 2**19 if scaled else 0)
     assert replace(many, host=0) == replace(few, host=0)
 
 
@@ -307,11 +307,11 @@ def test_moments_in_bfloat16_take_four_bytes_less_and_scratch_memory(home: Any) 
     before, after = (resident_bytes(of_layout, sizes, 0) for sizes in (wide, replace(wide, moments="BFloat16")))
     padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
     saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
-    scratch = {"Device": 20 << 21, "Host": threads * (20 << 20), "Disk": 0}
+    scratch = {"Device": 20 << 21, "Host": threads * (20 << 19), "Disk": 0}
     assert saved[home] == 4 * padded - scratch[home]
     if home == "Disk":
         chunks = 3 * 2 * 2 * 2**20
-        assert after.host - before.host == threads * (20 << 20) - chunks
+        assert after.host - before.host == threads * (20 << 19) - chunks
 
 
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
@@ -347,7 +347,7 @@ def test_moments_in_blocks_take_two_bytes_and_an_eighth_and_scratch_memory(home:
     padded = sum(wide.shard(of_layout, unit) for unit in range(of_layout.units))
     assert padded % 16 == 0
     saved = {"Device": before.device - after.device, "Host": before.host - after.host, "Disk": before.disk - after.disk}
-    on_host, unpacked = threads * (85 << 18), 45 << 16
+    on_host, unpacked = threads * (85 << 17), 45 << 16
     lost = {"Device": 85 << 19, "Host": on_host + unpacked, "Disk": 0}
     assert saved[home] == 8 * padded - 2 * padded * 17 // 16 - lost[home]
     if home == "Disk":

@@ -87,5 +87,10 @@ OTHERS: dict[Site, str] = {
     Site("engine/state/disk.py", "DiskState.update", "wait(writes.values())"): (
         "waits for threads whose results were taken, unless one of them has failed"
     ),
+    Site("engine/state/memory.py", "AdamW._in_pieces", "wait(done)"): (
+        "waits for threads whose results are taken next, so that none computes when one has failed"
+    ),
+    Site("engine/state/memory.py", "_pool.enter", "started.wait()"): "a barrier of threads that touch no memory yet",
+    Site("engine/state/memory.py", "_pool", "started.wait()"): "a barrier of threads that touch no memory yet",
 }
 """Wait whose removal is no race -> the reason why it is there."""
