@@ -102,7 +102,7 @@ def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
     def theirs(model: str, home: Home, points: tuple[Point, ...]) -> Case:
         return Case(model=model, stack="fully_shard", home=home, clipping="Global", points=points)
 
-    # Speculative updates keep a second copy of the state, which of the larger model is more than most hosts have.
+    # Speculative updates keep a second copy of the state. For the larger model, most hosts lack that memory.
     return [
         ours(small, "Host", "Global", updates="Speculative"),
         theirs(small, "Host", (*ends, *whole)),

@@ -17,7 +17,7 @@ COMMIT = Path(__file__).resolve().parents[2] / "COMMIT"
 
 
 def first_device(kind: str) -> torch.device:
-    """Return the first device of a kind; torch takes a GPU without a number for none in other threads."""
+    """Return the first device of a kind, with its number: torch sets no current device from a device without one."""
     return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
 
 

@@ -29,7 +29,7 @@ from benchmarks.gpu.results import Forecast
 from benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch
 
 NORM = "100"
-"""Larger than the norm of any step here: after its first steps, a training clips few steps."""
+"""Larger than the norm of nearly every step: a training clips few of its steps, apart from the first ones."""
 _SEED = 7
 
 

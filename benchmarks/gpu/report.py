@@ -5,10 +5,12 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import pages
+from benchmarks import claims, pages
+from benchmarks.claims import Claim
 from benchmarks.gpu.cases import TIMED, Case, Point
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.results import DOCTOR_FILE, RESULTS_FILE, Measured, Record, Results, loss_differences
+from benchmarks.machine import release
 from benchmarks.results import RESULTS
 
 GPU, DOCTOR = RESULTS / RESULTS_FILE, RESULTS / DOCTOR_FILE
@@ -35,6 +37,8 @@ def main(source: Path) -> None:
             Results.model_validate_json(content)
         (RESULTS / name).write_bytes(content)
     pages.put_section(pages.GPU, section())
+    if GPU.exists():
+        claims.put(claim(Results.model_validate_json(GPU.read_bytes())))
     if DOCTOR.exists():
         pages.put_section(pages.GPU, examined(DOCTOR))
 
@@ -76,6 +80,53 @@ quartiles in brackets.
 - *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run, with its error in brackets.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights again for each of the n
   micro-batches, so it is also timed with a single micro-batch."""
+
+
+_NEAR = 0.2
+"""Largest relative error of a prediction that counts as near."""
+
+
+def claim(found: Results) -> Claim:
+    """Return the claim of the results: pairs of steps on the same home and batch, each stack with its best number of
+    micro-batches, and the predictions."""
+    machine, best = found.machine, dict[tuple[str, str, str, int], float]()
+    for record in found.records:
+        for one in record.measured:
+            key = record.case.stack, record.case.model, record.case.home, one.point.tokens
+            best[key] = min(one.median, best.get(key, one.median))
+    factors = [
+        theirs / seconds
+        for (stack, model, home, tokens), seconds in best.items()
+        if stack == "pseudoreal" and (theirs := best.get(("fully_shard", model, home, tokens)))
+    ]
+    won = [factor for factor in factors if factor >= 1]
+    errors = {
+        f"{record.case.label}, {one.point.tokens:,} tokens, n = {one.point.micro_batches}": one.forecast.seconds
+        / one.median
+        - 1
+        for record in found.records
+        for one in record.measured
+        if one.forecast is not None
+    }
+    near, worst = [error for error in errors.values() if abs(error) <= _NEAR], max(errors, key=lambda k: abs(errors[k]))
+    range_of_won = f"{min(won):.2f}× to {max(won):.2f}×" if won else "none"
+    lost = (f"{len(factors) - len(won)} of {len(factors)} comparisons with fully_shard; the worst factor is"
+            f" {min(factors):.2f}×",)  # fmt: skip
+    far = (f"the worst prediction is off by {errors[worst]:+.0%} ({worst})",)
+    return Claim(
+        subject="A training step on a GPU",
+        page=pages.GPU.name,
+        against=f"torch {machine.versions['torch']} (fully_shard, with CPUOffloadPolicy for the state on the host)",
+        result=(
+            f"with the same home and batch, faster than fully_shard in {len(won)} of {len(factors)} comparisons, each"
+            f" stack with its best number of micro-batches: {range_of_won}",
+            f"{len(near)} of {len(errors)} predicted times of a step are within {_NEAR:.0%} of the measured time",
+        ),
+        loses=(*(lost if len(won) < len(factors) else ()), *(far if len(near) < len(errors) else ())),
+        measured=f"{machine.date[:10]}, at commit {machine.commit[:9]}, on {machine.device}, {machine.cores} cores",
+        release=release(),
+        in_readme=range_of_won,
+    )
 
 
 def _machine(found: Results) -> str:

@@ -119,9 +119,11 @@ def _train(link: Link, place: Place) -> None:
     from pseudoreal_trainer.engine.gradients import REMEDY
     from pseudoreal_trainer.errors import TrainingError
 
+    from benchmarks.gpu.machine import first_device
+
     quiet()
     torch.set_num_threads(place.threads)
-    folder, device = place.folder(link), torch.device(place.device)
+    folder, device = place.folder(link), first_device(place.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     has_ties = any(stage.ties for stage in link.run.arm.stages)
     try:

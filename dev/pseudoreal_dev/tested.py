@@ -14,6 +14,7 @@ from pseudoreal_dev.machine import paths
 Json = dict[str, Any]
 
 FACTS = paths.REPOSITORY / "docs" / "data" / "tested.json"
+GPU = paths.REPOSITORY / "docs" / "data" / "gpu-bench.json"
 DOCUMENT = paths.REPOSITORY / "docs" / "tested.md"
 UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
@@ -125,12 +126,19 @@ def _neighbours() -> str:
 
 def _accelerators() -> str:
     rows = [
-        ("GPUs of NVIDIA", "`make test-gpu`, `make gpu-bundle`", UNTRIED),
+        ("one GPU of NVIDIA", "`make gpu-bundle`: doctor, tests of one GPU, a part of the benchmark", _on_a_gpu()),
         ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo instead of NCCL", UNTRIED),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
         ("publishing (`.github/workflows/release.yml`)", "this workflow, for images, charts and attestations", UNTRIED),
     ]
     return _section("Accelerators and publishing", ("what", "what would run it", "result"), rows)
+
+
+def _on_a_gpu() -> str:
+    """Return the GPU and the date of the results."""
+    machine = json.loads(GPU.read_text())["machine"]
+    device, torch, date = machine["device"], machine["versions"]["torch"], machine["date"][:10]
+    return f"[ran](benchmarks/gpu.md) on {device} with torch {torch} on {date}"
 
 
 def _models(facts: Json) -> str:

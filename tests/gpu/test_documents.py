@@ -30,15 +30,15 @@ def test_one_call_equals_a_call_for_each_document(
     torch.manual_seed(5)
     tokens = torch.randint(0, 150, (SEQUENCES, LENGTH + 1))  # a document ends after 150 tokens on average
     documents = find_documents(tokens, END, tokens.to(gpu))
-    features = [
+    query, key, value = (
         torch.randn(SEQUENCES, LENGTH, number, width, device=gpu, dtype=torch.bfloat16, requires_grad=True)
         for number in (heads, key_heads, key_heads)
-    ]
-    mask = None if window is None else window_mask(LENGTH, window, features[0])
+    )
+    mask = None if window is None else window_mask(LENGTH, window, query)
 
     def results() -> list[Tensor]:
-        out = attend_within(documents, *features, mask, window)
-        return [out, *torch.autograd.grad(out.float().square().sum(), features)]
+        out = attend_within(documents, query, key, value, mask, window)
+        return [out, *torch.autograd.grad(out.float().square().sum(), [query, key, value])]
 
     found, count = results(), launches(results)
     monkeypatch.setattr(attention, "varlen_obstacle", lambda *_: "none, but the other way is wanted")

@@ -1,11 +1,20 @@
 """The claim of each benchmark counts wins and losses of its raw results."""
 
+from pseudoreal_api.spec.phase import Home
+
 from benchmarks import checkpoints, predictions, step_times
 from benchmarks.cases import Case
-from benchmarks.checkpoints import OURS_ASYNC, OURS_SYNC, Measured, Saving
+from benchmarks.checkpoints import OURS_ASYNC, OURS_SYNC, Saving
+from benchmarks.checkpoints import Measured as MeasuredSave
 from benchmarks.data import report as data_report
 from benchmarks.data.results import ALONE, OURS, Cell, Preparing, Resident
 from benchmarks.data.results import Results as DataResults
+from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu.cases import Case as GpuCase
+from benchmarks.gpu.cases import Point, Stack
+from benchmarks.gpu.results import Forecast, Measured, Record
+from benchmarks.gpu.results import Machine as GpuMachine
+from benchmarks.gpu.results import Results as GpuResults
 from benchmarks.machine import Stamp
 from benchmarks.moe import steps_report
 from benchmarks.moe.beside.cases import WARM_UP
@@ -57,6 +66,57 @@ def test_step_times_count_quiet_comparisons_by_peer() -> None:
     assert claim.release == "0.4.0"
 
 
+def test_steps_on_a_gpu_compare_the_best_number_of_micro_batches_of_each_stack() -> None:
+    def record(stack: Stack, home: Home, *steps: tuple[int, float, float | None]) -> Record:
+        """`steps`: number of micro-batches, seconds, and predicted seconds."""
+        measured = tuple(
+            Measured(
+                point=Point(tokens=8, micro_batches=n),
+                seconds=(seconds,) * 3,
+                losses=(1.0,),
+                hidden_share=None,
+                device_peak_bytes=1,
+                pinned_bytes=0,
+                host_peak_bytes=1,
+                forecast=None if predicted is None else Forecast(seconds=predicted, device_bytes=1, host_bytes=1),
+            )
+            for n, seconds, predicted in steps
+        )
+        points = tuple(one.point for one in measured)
+        return Record(
+            case=GpuCase(model="m", stack=stack, home=home, clipping="Global", points=points), measured=measured
+        )
+
+    records = (
+        record("pseudoreal", "Host", (4, 2.0, 2.1), (1, 1.0, 1.5)),
+        record("fully_shard", "Host", (4, 9.0, None), (1, 3.0, None)),
+        record("pseudoreal", "Device", (4, 1.0, 1.0)),
+        record("fully_shard", "Device", (4, 0.5, None)),
+        record("pseudoreal", "Disk", (4, 1.0, 1.0)),
+    )
+    versions = {"torch": "2"}
+    machine = GpuMachine(
+        device="one",
+        driver="1",
+        versions=versions,
+        cores=2,
+        memory_gib=4.0,
+        commit="0123abcdef",
+        date="2026-11-26T01:02",
+    )
+    claim = gpu_report.claim(
+        GpuResults(machine=machine, is_tiny=False, budget_seconds=1, seconds=1, disk="tmpfs", records=records)
+    )
+    assert claim.in_readme == "3.00× to 3.00×"
+    assert "in 1 of 2 comparisons" in claim.result[0]
+    assert claim.result[1] == "3 of 4 predicted times of a step are within 20% of the measured time"
+    assert claim.loses == (
+        "1 of 2 comparisons with fully_shard; the worst factor is 0.50×",
+        "the worst prediction is off by +50% (m, pseudoreal, Host, Global, 8 tokens, n = 1)",
+    )
+    assert claim.measured == "2026-11-26, at commit 0123abcde, on one, 2 cores"
+
+
 def test_predictions_count_those_near_and_name_the_worst() -> None:
     found = [
         Prediction(label="near", predicted=1.1, measured=1.0),
@@ -90,7 +150,7 @@ def test_checkpoints_name_each_faster_save() -> None:
         ),
         1.0,
     )
-    claim = checkpoints.claim(Measured(bytes=1, savings=savings, **seconds), STAMP)
+    claim = checkpoints.claim(MeasuredSave(bytes=1, savings=savings, **seconds), STAMP)
     assert claim.result == (
         "an asynchronous save of pseudoreal stops training for 4 ms; saves of the other programs stop it for 500 ms or"
         " more",

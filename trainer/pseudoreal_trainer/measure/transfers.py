@@ -12,13 +12,14 @@ import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
-from pseudoreal_trainer.accelerator.adapters import kind_of
+from pseudoreal_trainer.accelerator.adapters import found_accelerators, kind_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
 from pseudoreal_trainer.estimate.time.hardware import Collectives, TransferSpeed
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
+from pseudoreal_trainer.plan.memory.tiers import threads_of_updates
 from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
@@ -70,7 +71,9 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
-    adamw = AdamW()
+    # As in training: beside accelerators, updates on the host leave cores to the threads that launch.
+    beside: Device = "accelerator" if found_accelerators() else "cpu"
+    adamw = AdamW(threads=threads_of_updates(torch.get_num_threads(), beside))
     slices = Slices(weights, first, second, gradient, compute, (UpdateRange(0, elements, decay=0.1),))
     return seconds_of(lambda: adamw.update(Optimizer(), slices, 1, 1e-3, _CLIP), device) / elements
 

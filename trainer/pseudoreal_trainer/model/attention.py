@@ -8,6 +8,7 @@ and return their output in the layout of the query, so heads are side by side be
 import inspect
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import Model
@@ -144,7 +145,7 @@ def varlen_obstacle(device: torch.device, dtype: torch.dtype, heads: int, key_he
     return None
 
 
-def _grouped_option(heads: int, key_heads: int) -> dict[str, bool]:
+def _grouped_option(heads: int, key_heads: int) -> dict[str, Any]:
     """Return the option of `varlen_attn` for fewer key heads than heads. torch before 2.12 has no such option."""
     return {} if heads == key_heads else {"enable_gqa": True}
 

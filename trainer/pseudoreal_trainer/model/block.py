@@ -63,7 +63,8 @@ class Block(nn.Module):
         None without experts, and in evaluation. `documents`: attention stays within them; None: whole sequences.
         `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
         decision is not needed again. `is_output_read`: if false, the output serves only to compute gradients. Its
-        values are then undefined, unless gradients depend on the last product: of experts, or before a norm.
+        values are then undefined, unless gradients depend on the last product, as with experts or with a norm behind
+        the MLP.
         """
         hidden = self._attend(hidden, rotation, mask, documents)
         if not (is_output_read or self.is_mixture or self.ffn_output_norm is not None):

@@ -69,7 +69,6 @@ class Modules:
         self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
-        self._are_compiled = compiled
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
@@ -111,8 +110,7 @@ class Modules:
             statistics,
             documents,
             saved,
-            # A block would be compiled twice, once for each value.
-            is_output_read=is_output_read or self._are_compiled,
+            is_output_read=is_output_read,
         )
         return out
 

@@ -9,7 +9,7 @@ from benchmarks import pages
 from benchmarks.gpu import collect, report
 from benchmarks.gpu.collect import Program
 from benchmarks.gpu.findings import Finding, Findings
-from benchmarks.gpu.results import DOCTOR_FILE
+from benchmarks.gpu.results import DOCTOR_FILE, RESULTS_FILE
 
 FINDINGS = Findings.dump_json([Finding(check="disk", outcome="passed", text="2 GB/s", seconds=1.0)]).decode()
 
@@ -59,6 +59,7 @@ def test_the_report_reads_the_packed_file(tmp_path: Path, monkeypatch: pytest.Mo
     page.write_text("# On a GPU\n")
     monkeypatch.setattr(pages, "GPU", page)
     monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "GPU", tmp_path / RESULTS_FILE)
     monkeypatch.setattr(report, "DOCTOR", tmp_path / DOCTOR_FILE)
     with zipfile.ZipFile(tmp_path / "found.zip", "w") as packed:
         packed.writestr(DOCTOR_FILE, FINDINGS)

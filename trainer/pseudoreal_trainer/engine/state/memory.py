@@ -2,10 +2,10 @@
 
 On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. If each kernel ran over the whole
 vector, and the vector did not fit in the cache, the kernels would move 42 bytes of memory per element of a bfloat16
-unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece that
-fits in a core's cache before the next piece starts. This moves 30 bytes: the gradient once (4), weights and moments
-read and written (24), the copy written (2). Moments in bfloat16 make it 22, in blocks of 8-bit floats 18. They are
-widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`). A gradient in bfloat16
+unit: the gradient twice (8), everything once (28), weights and copy (6). Here all three kernels run over a piece
+before the next piece starts. If the piece stays in the caches, this moves 30 bytes: the gradient once (4), weights and
+moments read and written (24), the copy written (2). Moments in bfloat16 make it 22, in blocks of 8-bit floats 18. They
+are widened to the master dtype in scratch memory, updated there, and rounded back (`rounding`). A gradient in bfloat16
 takes 2 bytes less, and is widened in the same way.
 """
 
@@ -37,8 +37,8 @@ Purpose = Literal["weights", "moments", "gradients", "previous"]
 """Purpose of memory. Weights are counted in both dtypes; previous: weights and moments before a speculative update."""
 
 PIECE = PIECE_ELEMENTS
-"""Number of elements that each of torch's threads updates at a time. The scaled gradient and the weights of so many
-elements stay in a core's cache from one kernel to the next. benchmarks/one_pass.py compares sizes."""
+"""Number of elements that each of torch's threads updates at a time. Most of the scaled gradient and of the weights of
+so many elements stays in the caches from one kernel to the next. benchmarks/one_pass.py compares sizes."""
 _LEAST_PIECE = 1 << 14
 """Minimum number of elements in a piece, so that the piece is worth waking a thread for."""
 _WORKERS = 2
@@ -422,9 +422,7 @@ class AdamW:
         slices = self._orthogonalized(_balanced(slices), rate, scale)
         kernel = _kernel(spec, steps + 1, rate, scale, slices.weights.device)
         rounds = slices.are_moments_rounded
-        is_one_kernel = scale == 1.0 and slices.compute is None and slices.previous is None
-        is_one_kernel = is_one_kernel and not rounds and not slices.is_gradient_rounded
-        if slices.weights.device.type == "cpu" and not is_one_kernel:
+        if slices.weights.device.type == "cpu":
             self._in_pieces(kernel, slices)
         elif rounds:
             self._rounding_on_device(kernel, slices)
@@ -512,14 +510,6 @@ class AdamW:
             length = self._piece if weights.device.type == "cpu" else ROUNDED_ELEMENTS_ON_DEVICE
             self._roundings[key] = MomentRounding(length, weights.dtype, weights.device, moments)
         return self._roundings[key]
-
-
-def threads_of_updates(device: torch.device) -> int:
-    """Return the number of torch's threads for updates on the host, beside passes on `device`. Beside an accelerator,
-    two cores, of few cores a quarter, stay free for the main thread and for autograd's thread, which launch kernels: an
-    update waits for the slowest of its threads."""
-    threads = torch.get_num_threads()
-    return threads if device.type == "cpu" else threads - min(2, threads // 4)
 
 
 def _kernel(spec: OptimizerSpec, update: int, rate: float, scale: float, device: torch.device) -> _Kernel:

@@ -93,7 +93,7 @@ def _signed(word: int) -> int:
 
 class MomentRounding:
     """Moments of a piece between their storage, in bfloat16 or in blocks, and an update in the master dtype. Owns the
-    scratch memory of one thread on one device."""
+    scratch memory of one worker on one device."""
 
     def __init__(self, length: int, master: torch.dtype, device: torch.device, stored: torch.dtype) -> None:
         """`length`: largest number of elements of a piece. `stored`: dtype of the stored moments."""

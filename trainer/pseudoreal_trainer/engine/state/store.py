@@ -11,18 +11,20 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.blocks import BLOCKS, moment_format
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.gradient_rounding import GradientRounding
-from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors, threads_of_updates
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.engine.state.rounding import random_ranges
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
+from pseudoreal_trainer.plan.memory.tiers import threads_of_updates
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Sizes, fills_blocks
 from pseudoreal_trainer.plan.units import Unit
@@ -143,7 +145,7 @@ class UnitStore:
         self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
         self._passing = BounceBuffers(self.arena.all_of("bounce"))
-        self._adamw = AdamW(Muon(compute), threads_of_updates(groups.device))
+        self._adamw = AdamW(Muon(compute), threads_of_updates(torch.get_num_threads(), kind_of(groups.device)))
         self.resident = {
             unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
         }

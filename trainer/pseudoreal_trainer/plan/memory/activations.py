@@ -109,12 +109,12 @@ class _Walk:
             return self._graphs[position].embedding_backward
         if position == self._layout.head:
             return self._graphs[position].head_backward
-        not_made = 0
+        absent = 0
         if self._saves_graph(position):
-            not_made = self._saved_graph_bytes(position) + self._boundary
+            absent = self._saved_graph_bytes(position) + self._boundary
         elif self._sizes.leaves_out_last_product(position - 1):
-            not_made = self._boundary  # a recomputed pass has no output
-        return self._graphs[position].block_backward - not_made
+            absent = self._boundary  # a recomputed pass has no output
+        return self._graphs[position].block_backward - absent
 
     def _answered(self, position: int) -> int:
         """Return the bytes of an output that was sent to another rank; 0 if the output stayed on this rank or is part

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import (
 )
 from pseudoreal_trainer.plan.newton_schulz import scratch_bytes
 from pseudoreal_trainer.plan.orders import gradient_buffers
-from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes, blocks_of, rounded_elements
+from pseudoreal_trainer.plan.sizes import MOMENTS, Device, Sizes, blocks_of, rounded_elements
 
 CHUNK_ELEMENTS = 2**20
 """Number of elements of each vector that are in memory at a time, during an update of a unit on disk."""
@@ -23,6 +23,8 @@ CHUNKS_AT_A_TIME = 3
 """Number of chunks in memory at a time: one is read, one is updated, one is written."""
 PIECE_ELEMENTS = 1 << 19
 """Number of elements that each thread updates at a time on the host. Their gradient is scaled in a scratch buffer."""
+LAUNCHING_THREADS = 2
+"""Threads of a rank that launch kernels on an accelerator: the main thread and autograd's."""
 ROUNDED_ELEMENTS_ON_DEVICE = 1 << 21
 """Number of elements whose moments are widened and rounded at a time on a device."""
 UNPACKED_ELEMENTS = 1 << 18
@@ -217,7 +219,14 @@ def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
     updates in host memory."""
     widens = sizes.rounds_gradients and any(layout.home(unit) != "Device" for unit in layout.local_units(rank))
     is_needed = widens or (layout.clipping != "None" and _updates_on_host(layout, sizes, rank))
-    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if is_needed else 0
+    return _elements_at_a_time(sizes) * sizes.master_bytes if is_needed else 0
+
+
+def threads_of_updates(threads: int, device: Device) -> int:
+    """Return the number of threads that update on the host, of `threads` that torch uses for other operations. Beside
+    an accelerator the threads that launch kernels keep cores of their own, but a quarter of all at most. An update
+    waits for the slowest of its threads."""
+    return threads if device == "cpu" else threads - min(LAUNCHING_THREADS, threads // 4)
 
 
 def _updates_on_host(layout: Layout, sizes: Sizes, rank: int) -> bool:
@@ -227,7 +236,12 @@ def _updates_on_host(layout: Layout, sizes: Sizes, rank: int) -> bool:
 def _rounding_on_host(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the bytes of the scratch memory in which threads widen and round moments, for updates in host memory."""
     is_needed = sizes.rounds_moments and _updates_on_host(layout, sizes, rank)
-    return sizes.threads * sum(_rounding_buffers(sizes, PIECE_ELEMENTS)) if is_needed else 0
+    return sum(_rounding_buffers(sizes, _elements_at_a_time(sizes))) if is_needed else 0
+
+
+def _elements_at_a_time(sizes: Sizes) -> int:
+    """Return the number of elements that all threads together update at a time on the host."""
+    return threads_of_updates(sizes.threads, sizes.device) * PIECE_ELEMENTS
 
 
 def _rounding_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import memory
-from pseudoreal_trainer.engine.state.memory import AdamW, Slices, threads_of_updates
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.plan.memory.tiers import threads_of_updates
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
@@ -128,13 +129,8 @@ def test_two_workers_share_the_threads_of_torch(
 
 @pytest.mark.parametrize(("cores", "beside_a_gpu"), [(1, 1), (2, 2), (4, 3), (8, 6), (16, 14)])
 def test_beside_a_gpu_updates_leave_cores_to_the_threads_that_launch(cores: int, beside_a_gpu: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(cores)
-    try:
-        assert threads_of_updates(torch.device("cuda", 0)) == beside_a_gpu
-        assert threads_of_updates(torch.device("cpu")) == cores
-    finally:
-        torch.set_num_threads(before)
+    assert threads_of_updates(cores, "accelerator") == beside_a_gpu
+    assert threads_of_updates(cores, "cpu") == cores
 
 
 def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:

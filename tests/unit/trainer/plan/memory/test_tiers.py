@@ -253,7 +253,8 @@ def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
 ) -> None:
     layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
     few, many = (resident_bytes(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
-    assert many.host - few.host == (4 * 4 * 2**19 if scaled else 0)
+    more = 3 if device == "accelerator" else 4  # beside an accelerator, one of five threads launches kernels
+    assert many.host - few.host == (more * 4 * 2**19 if scaled else 0)
     assert replace(many, host=0) == replace(few, host=0)
 
 
