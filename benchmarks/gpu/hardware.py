@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import Model
+from pseudoreal_trainer.accelerator.adapters import kind_of
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds, TransferSpeed
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
@@ -20,7 +21,8 @@ _NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
 def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterable[int]) -> HardwareProfile:
     """Return a profile for bfloat16 passes over micro-batches of these token counts. The measured disk holds TMPDIR."""
     lengths, widths = sorted({*tokens}), sorted({model.hidden_size for model in models})
-    cells = [Cell("bfloat16", hidden=width, tokens=length) for width in widths for length in lengths]
+    kind = kind_of(device)
+    cells = [Cell("bfloat16", hidden=width, tokens=length, device=kind) for width in widths for length in lengths]
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     return HardwareProfile(name=name, overlaps=on_gpu, speeds=[_speeds(device, cells)])

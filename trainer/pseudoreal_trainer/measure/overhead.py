@@ -53,7 +53,8 @@ def pass_seconds(device: torch.device) -> float:
         step = seconds_of(lambda: engine.train(_Batch(windows), training, 1), device)
         engine.close()
     speed, flops = measure_cell(cell, device), cell.flops
-    blocks = 2 * flops / speed.block_forward_flops_per_second + 2 * flops / speed.block_backward_flops_per_second
+    forward = 2 * flops - cell.sizes.unread_product_flops(cell.tokens, 0)  # the second time by recomputation
+    blocks = forward / speed.block_forward_flops_per_second + 2 * flops / speed.block_backward_flops_per_second
     passes = sum(isinstance(record, Forward | Backward) for record in step_plan(layout)[0])
     return max(0.0, step - _LAYERS * _MICRO_BATCHES * blocks) / passes
 

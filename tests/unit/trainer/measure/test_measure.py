@@ -10,7 +10,7 @@ import torch
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.estimate.time.hardware import Precision, pass_speed, read_profile
 from pseudoreal_trainer.measure import machine, passes, transfers
-from pseudoreal_trainer.measure.passes import Cell, measure_cell, most_on_cpu, scratch_share
+from pseudoreal_trainer.measure.passes import Cell, measure_cell, most_on_cpu, rows, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 
@@ -79,6 +79,14 @@ def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
     fast = measure_cell(cell, CPU)
     assert not passes.is_slow(cell, fast.model_copy(update={"block_forward_flops_per_second": 1e15}))
     assert passes.is_slow(cell, fast.model_copy(update={"block_forward_flops_per_second": 1.0}))
+
+
+@pytest.mark.parametrize(("device", "vocabulary", "width"), [(torch.device("cuda", 0), 32768, 128), (CPU, 256, 32)])
+def test_cells_have_vocabularies_and_heads_as_in_models_trained_on_the_device(
+    device: torch.device, vocabulary: int, width: int
+) -> None:
+    models = [cell.sizes.model for row in rows(device) for cell in row]
+    assert {(model.vocabulary_size, model.head_size) for model in models} == {(vocabulary, width)}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
