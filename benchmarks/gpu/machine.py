@@ -9,11 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from pseudoreal_dev.machine.version import read as read_version
 
 from benchmarks.gpu.results import Machine
 
 COMMIT = Path(__file__).resolve().parents[2] / "COMMIT"
 """File with the commit, in a bundle; in a clone, git knows the commit."""
+RELEASE = COMMIT.with_name("RELEASE")
+"""File with the version of this project, in a bundle."""
 
 
 def first_device(kind: str) -> torch.device:
@@ -30,6 +33,7 @@ def describe(device: str) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         commit=COMMIT.read_text().strip() if COMMIT.exists() else _output("git", "rev-parse", "HEAD"),
+        release=RELEASE.read_text().strip() if RELEASE.exists() else str(read_version()),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

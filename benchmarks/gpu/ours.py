@@ -29,7 +29,7 @@ from benchmarks.gpu.results import Forecast
 from benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch
 
 NORM = "100"
-"""Larger than the norm of nearly every step: a training clips few of its steps, apart from the first ones."""
+"""Larger than the norm of nearly every step, so that few steps are clipped, as in a training after its first steps."""
 _SEED = 7
 
 

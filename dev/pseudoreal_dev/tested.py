@@ -126,7 +126,7 @@ def _neighbours() -> str:
 
 def _accelerators() -> str:
     rows = [
-        ("one GPU of NVIDIA", "`make gpu-bundle`: doctor, tests of one GPU, a part of the benchmark", _on_a_gpu()),
+        ("one GPU of NVIDIA", "`make test-gpu`, `make gpu-bundle`", _on_a_gpu()),
         ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo instead of NCCL", UNTRIED),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
         ("publishing (`.github/workflows/release.yml`)", "this workflow, for images, charts and attestations", UNTRIED),
@@ -135,10 +135,12 @@ def _accelerators() -> str:
 
 
 def _on_a_gpu() -> str:
-    """Return the GPU and the date of the results."""
+    """Return the GPU and the date of the results; without results, that nothing ran."""
+    if not GPU.exists():
+        return UNTRIED
     machine = json.loads(GPU.read_text())["machine"]
     device, torch, date = machine["device"], machine["versions"]["torch"], machine["date"][:10]
-    return f"[ran](benchmarks/gpu.md) on {device} with torch {torch} on {date}"
+    return f"[a part ran](benchmarks/gpu.md) on {date}: {device}, torch {torch}"
 
 
 def _models(facts: Json) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pseudoreal_dev.bundle import sources, wheels
-from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine import paths, shell, version
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 
@@ -106,6 +106,7 @@ def _write(found: sources.Closure) -> None:
         shutil.copyfile(file, target)
     (FOLDER / "src" / "pytest.ini").write_text(_PYTEST)
     (FOLDER / "src" / "COMMIT").write_text(_commit() + "\n")
+    (FOLDER / "src" / "RELEASE").write_text(f"{version.read()}\n")
     shutil.copyfile(Path(__file__).with_name("run.sh"), FOLDER / "run.sh")
 
 

@@ -1,11 +1,14 @@
 """The claim of each benchmark counts wins and losses of its raw results."""
 
+from typing import Any
+
 from pseudoreal_api.spec.phase import Home
 
 from benchmarks import checkpoints, predictions, step_times
 from benchmarks.cases import Case
 from benchmarks.checkpoints import OURS_ASYNC, OURS_SYNC, Saving
 from benchmarks.checkpoints import Measured as MeasuredSave
+from benchmarks.claims import Claim
 from benchmarks.data import report as data_report
 from benchmarks.data.results import ALONE, OURS, Cell, Preparing, Resident
 from benchmarks.data.results import Results as DataResults
@@ -66,9 +69,11 @@ def test_step_times_count_quiet_comparisons_by_peer() -> None:
     assert claim.release == "0.4.0"
 
 
-def test_steps_on_a_gpu_compare_the_best_number_of_micro_batches_of_each_stack() -> None:
-    def record(stack: Stack, home: Home, *steps: tuple[int, float, float | None]) -> Record:
-        """`steps`: number of micro-batches, seconds, and predicted seconds."""
+def test_steps_on_a_gpu_compare_the_same_settings_with_the_best_number_of_micro_batches() -> None:
+    def record(
+        stack: Stack, home: Home, *steps: tuple[int, float, float | None], host: int = 1, **settings: Any
+    ) -> Record:
+        """`steps`: number of micro-batches, seconds, and predicted seconds. `host`: GiB of host memory."""
         measured = tuple(
             Measured(
                 point=Point(tokens=8, micro_batches=n),
@@ -77,44 +82,42 @@ def test_steps_on_a_gpu_compare_the_best_number_of_micro_batches_of_each_stack()
                 hidden_share=None,
                 device_peak_bytes=1,
                 pinned_bytes=0,
-                host_peak_bytes=1,
+                host_peak_bytes=host * 2**30,
                 forecast=None if predicted is None else Forecast(seconds=predicted, device_bytes=1, host_bytes=1),
             )
             for n, seconds, predicted in steps
         )
-        points = tuple(one.point for one in measured)
-        return Record(
-            case=GpuCase(model="m", stack=stack, home=home, clipping="Global", points=points), measured=measured
+        fields = {"model": "m", "stack": stack, "home": home, "clipping": "Global"} | settings
+        return Record(case=GpuCase(points=tuple(one.point for one in measured), **fields), measured=measured)
+
+    def claim_of(*records: Record) -> Claim | None:
+        known = {"device": "one", "driver": "1", "commit": "0123abcdef", "release": "0.4.0", "date": "2026-11-26T01:02"}
+        machine = GpuMachine(versions={"torch": "2"}, cores=2, memory_gib=4.0, **known)
+        return gpu_report.claim(
+            GpuResults(machine=machine, is_tiny=False, budget_seconds=1, seconds=1, disk="tmpfs", records=records)
         )
 
-    records = (
-        record("pseudoreal", "Host", (4, 2.0, 2.1), (1, 1.0, 1.5)),
-        record("fully_shard", "Host", (4, 9.0, None), (1, 3.0, None)),
-        record("pseudoreal", "Device", (4, 1.0, 1.0)),
+    ours = record("pseudoreal", "Host", (4, 2.0, 2.1), (1, 1.0, 1.5), host=3)
+    theirs = record("fully_shard", "Host", (4, 9.0, None), (1, 3.0, None), host=2)
+    others = (
+        record("pseudoreal", "Host", (4, 0.1, None), is_compiled=True),
+        record("pseudoreal", "Host", (4, 0.1, None), clipping="PerUnit"),
+        record("pseudoreal", "Device", (4, 0.1, None)),
         record("fully_shard", "Device", (4, 0.5, None)),
-        record("pseudoreal", "Disk", (4, 1.0, 1.0)),
     )
-    versions = {"torch": "2"}
-    machine = GpuMachine(
-        device="one",
-        driver="1",
-        versions=versions,
-        cores=2,
-        memory_gib=4.0,
-        commit="0123abcdef",
-        date="2026-11-26T01:02",
-    )
-    claim = gpu_report.claim(
-        GpuResults(machine=machine, is_tiny=False, budget_seconds=1, seconds=1, disk="tmpfs", records=records)
-    )
+    speculative = record("pseudoreal", "Host", (4, 4.0, None), updates="Speculative")
+    claim = claim_of(ours, theirs, *others, speculative)
+    assert claim is not None
     assert claim.in_readme == "3.00× to 3.00×"
-    assert "in 1 of 2 comparisons" in claim.result[0]
-    assert claim.result[1] == "3 of 4 predicted times of a step are within 20% of the measured time"
+    assert "the default settings" in claim.result[0]
+    assert "a step is 0.75× to 0.75× as fast" in claim.result[1]
     assert claim.loses == (
-        "1 of 2 comparisons with fully_shard; the worst factor is 0.50×",
-        "the worst prediction is off by +50% (m, pseudoreal, Host, Global, 8 tokens, n = 1)",
+        "1 of 2 of these comparisons",
+        "predicted seconds of a step that are off by more than 20%: +50% (m, pseudoreal, Host, Global, 8 tokens)",
+        "host memory of a process: 3.0 GiB (pseudoreal, Global); fully_shard 2.0 GiB",
     )
     assert claim.measured == "2026-11-26, at commit 0123abcde, on one, 2 cores"
+    assert claim_of(ours, *others) is None, "nothing was measured beside fully_shard with one micro-batch"
 
 
 def test_predictions_count_those_near_and_name_the_worst() -> None:

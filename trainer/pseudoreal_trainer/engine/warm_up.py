@@ -73,8 +73,10 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
     else:
         statistics = modules.router_statistics(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
-        compute = _expert_parallel_block if passes.layout.spreads(position) else _block
-        outputs = compute(modules, hidden, position - 1, statistics, documents, recomputes=passes.layout.recompute)
+        if passes.layout.spreads(position):
+            outputs = _expert_parallel_block(modules, hidden, position - 1, statistics, documents)
+        else:
+            outputs = [_block(passes, hidden, position - 1, statistics, documents)]
         sources = [hidden, *trained, *([statistics.sums] if statistics else [])]
     # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
     ones = [torch.ones_like(output) for output in outputs]
@@ -82,25 +84,18 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
 
 
 def _block(
-    modules: Modules,
-    hidden: Tensor,
-    layer: int,
-    statistics: RouterStatistics | None,
-    documents: Documents | None,
-    *,
-    recomputes: bool,
-) -> list[Tensor]:
-    return [modules.block(hidden, layer, statistics, documents, is_output_read=not recomputes)]
+    passes: Passes, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
+) -> Tensor:
+    """Run a block forward, as in the passes of a step: once with a graph, or once without and once recomputed."""
+    if not passes.layout.recompute:
+        return passes.modules.block(hidden, layer, statistics, documents)
+    with torch.no_grad():
+        passes.modules.block(hidden, layer, None, documents)
+    return passes.modules.block(hidden, layer, statistics, documents, is_output_read=False)
 
 
 def _expert_parallel_block(
-    modules: Modules,
-    hidden: Tensor,
-    layer: int,
-    statistics: RouterStatistics | None,
-    documents: Documents | None,
-    *,
-    recomputes: bool,  # noqa: ARG001
+    modules: Modules, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
 ) -> list[Tensor]:
     """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""
     routed = modules.route(hidden, layer, statistics, documents)

@@ -31,8 +31,8 @@ class Ranks:
     """Timeout of the collectives of every group; None: torch's default."""
 
     def __post_init__(self) -> None:
-        is_one = self.device.type == "cpu" or self.device.index is not None
-        assert is_one, f"the rank's device has a number, and {self.device} has none"
+        has_number = self.device.type == "cpu" or self.device.index is not None
+        assert has_number, "other threads make the rank's device current, which takes the device's number"
 
     @property
     def is_first(self) -> bool:

@@ -446,7 +446,7 @@ class AdamW:
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
         pieces = deque(_pieces(slices.ranges, self._workers, self._piece))
-        if self._pool is None or len(pieces) == 1:
+        if self._pool is None:
             self._work(kernel, slices, pieces, 0)
             return
         workers = range(min(self._workers, len(pieces)))
@@ -529,7 +529,7 @@ def _balanced(slices: Slices) -> Slices:
 
 def _whole(kernel: _Kernel, slices: Slices) -> None:
     """Run each kernel over all elements before the next kernel. Used on a device, where memory is fast and launches are
-    slow, and on the host if only one kernel is needed."""
+    slow."""
     _scale(kernel, slices)
     for part in slices.ranges:
         kernel(slices.weights[part.elements], slices.gradient[part.elements], slices.moments(part.elements), part)
@@ -557,12 +557,12 @@ def _pieces(ranges: Sequence[UpdateRange], workers: int, most: int) -> Iterator[
 def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
     """Return a pool of workers that share `threads` threads of torch: each worker runs a kernel with its part of
     them."""
-    started, parts = Barrier(workers + 1), iter([*range(threads)])
+    started, numbers = Barrier(workers + 1), iter(range(workers))
     number = torch.get_num_threads()
 
     def enter() -> None:
         torch.get_num_threads()  # the first call in a thread sets the number, so it comes before ours
-        torch.set_num_threads(len(range(next(parts), threads, workers)))
+        torch.set_num_threads(len(range(next(numbers), threads, workers)))
         started.wait()
 
     pool = ThreadPoolExecutor(workers, "adamw", initializer=enter)

@@ -4,20 +4,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
-from pseudoreal_trainer.engine.state import memory
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state import memory, store
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.engine.state.muon import Muon
 from pseudoreal_trainer.plan.memory.tiers import threads_of_updates
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
 from tests.unit.trainer.engine.state.support.pieces import PIECE
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import make_engine
 
 pytestmark = pytest.mark.processor
 
@@ -131,6 +136,26 @@ def test_two_workers_share_the_threads_of_torch(
 def test_beside_a_gpu_updates_leave_cores_to_the_threads_that_launch(cores: int, beside_a_gpu: int) -> None:
     assert threads_of_updates(cores, "accelerator") == beside_a_gpu
     assert threads_of_updates(cores, "cpu") == cores
+
+
+def test_the_updates_of_an_engine_beside_an_accelerator_have_these_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "kind_of", lambda _: "accelerator")
+    made: list[int | None] = []
+
+    def adamw(muon: Muon, threads: int | None = None) -> AdamW:
+        made.append(threads)
+        return AdamW(muon, threads)
+
+    monkeypatch.setattr(store, "AdamW", adamw)
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        make_engine(Case(homes="h"), Ranks(0, 1, torch.device("cpu")), tmp_path).close()
+    finally:
+        torch.set_num_threads(before)
+    assert made == [6]
 
 
 def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:
