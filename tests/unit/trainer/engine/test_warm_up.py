@@ -16,11 +16,12 @@ from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 CPU = torch.device("cpu")
 TRAINING = Training(100, RATE, stop=False)
-Product = tuple[str, tuple[torch.Size, ...]]
+Product = tuple[str, tuple[tuple[torch.Size, tuple[int, ...]], ...]]
+"""Operator, and the shape and the strides of each operand: kernels differ by both."""
 
 
 class _Products(TorchDispatchMode):
-    """Records the products of matrices, with the shapes of their operands."""
+    """Records the products of matrices."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -28,8 +29,8 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
-            shapes = tuple(arg.shape for arg in args if isinstance(arg, torch.Tensor))
-            self.found.add((str(function), shapes))
+            operands = tuple((arg.shape, arg.stride()) for arg in args if isinstance(arg, torch.Tensor))
+            self.found.add((str(function), operands))
         return function(*args, **(kwargs or {}))
 
 
