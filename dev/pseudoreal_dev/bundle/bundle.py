@@ -17,9 +17,11 @@ PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "benchmarks.gpu
 """Packages copied whole, with all their imports."""
 STARTED_BY_NAME = ("benchmarks.method.gpu", "tests.support.warm")
 """Modules started or imported by name only, without an import statement."""
-IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec", "jinja2", "markupsafe"})
-"""Modules available on the GPU machine, besides the standard library. torch requires jinja2, which requires
-markupsafe."""
+IMPORTABLE = frozenset(
+    {"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec", "jinja2", "markupsafe", "packaging"}
+)
+"""Modules available on the GPU machine, besides the standard library. torch requires jinja2, which requires markupsafe;
+pytest requires packaging."""
 OPTIONAL = frozenset(
     {
         "s3fs",
