@@ -20,7 +20,8 @@ RELEASE = COMMIT.with_name("RELEASE")
 
 
 def first_device(kind: str) -> torch.device:
-    """Return the first device of a kind, with its number: torch sets no current device from a device without one."""
+    """Return the first device of a kind. A GPU has its number: torch cannot make a GPU without a number the current
+    device of a thread."""
     return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
 
 

@@ -1,4 +1,4 @@
-"""The warm-up runs every kernel of a step once, on zeros."""
+"""The warm-up multiplies matrices of every shape and layout that a step multiplies."""
 
 from pathlib import Path
 from typing import Any

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ROWS, LENGTH, HEADS = 2, 11, 3
 WIDTHS = [2, 6, 16, 22, 128]
-"""Features of a head: fewer pairs than a vector register of any processor holds, more, and numbers in between."""
+"""Widths of heads, in features: from one pair, less than a vector register holds, to several registers of pairs."""
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Greatest relative error of one rounding."""
 
@@ -40,7 +40,8 @@ def _times(features: Tensor, factors: Tensor) -> Tensor:
 
 
 def _both(features: Tensor, table: tuple[Tensor, Tensor], gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rotated features, and the gradient of the features for this gradient of the rotated features."""
+    """Return the rotated features and the gradient of the features. `gradient`: gradient of the rotated features. All
+    are [B, T, heads, width]."""
     features = features.detach().requires_grad_()
     rotated = rotate(features, table)
     return rotated.detach(), torch.autograd.grad(rotated, features, gradient)[0]
@@ -85,8 +86,9 @@ def test_gradient_of_a_rotation_is_that_of_finite_differences(is_of_documents: b
 
 @pytest.mark.parametrize("dtype", UNIT)
 def test_one_product_of_each_sum_is_rounded(dtype: torch.dtype) -> None:
-    """The oracle has the rounded operands, and so only the roundings of the operations are left: one of the product
-    with the cosine, and one of the sum. In float32 and float64 some processors round the other product, too."""
+    """The oracle computes with the same rounded features, cosines and sines, in float64. So the difference comes from
+    two roundings: of the product with the cosine, and of the sum. Some processors round the product with the sine, too,
+    except in bfloat16."""
     features, table = _drawn(ROWS, LENGTH, HEADS, 128).to(dtype), _table(_angles(128, is_of_documents=False), dtype)
     cosine, sine = (part.double() for part in table)
     rotated = rotate(features, table)
@@ -103,8 +105,8 @@ def test_one_product_of_each_sum_is_rounded(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_bits_of_a_rotated_token_do_not_depend_on_the_tokens_beside_it(width: int, dtype: torch.dtype) -> None:
-    """Other layouts and documents place a token elsewhere. A processor's vector registers, and two threads, then cut
-    the elements elsewhere."""
+    """In another layout, or in another document, a token has another index. Then its elements are in other places of
+    the vector registers, or in the part of another thread."""
     length = 16 + 2**17 // (HEADS * width)  # so many elements that torch divides them among threads
     features, angles = _drawn(ROWS, length, HEADS, width).to(dtype), 7 * _drawn(length, width // 2, seed=1)
     cosine, sine = _table(angles, dtype)
