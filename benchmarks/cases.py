@@ -70,8 +70,21 @@ MODELS = {
         effort=Effort(rounds=1, warm_up=1, timed=5),
         micro_batches=(1, 4),
     ),
+    "three-hundred": BenchmarkModel(
+        Model(
+            layers=24,
+            hidden_size=1024,
+            attention=Attention(heads=16),
+            sequence_length=1024,
+            feed_forward=FeedForward(size=4096),
+        ),
+        effort=Effort(rounds=1, warm_up=1, timed=2),
+        sequences=2,
+        micro_batches=(1,),
+    ),
 }
-"""Models by name. `long` has sequences as long as in real training; `hundred` has 101 M parameters."""
+"""Models by name. `long` has sequences as long as in real training; `hundred` has 101 M parameters, `three-hundred`
+302 M, so that a step of one sequence per rank takes over half a minute on one core."""
 
 
 class Case(BaseModel, frozen=True):
