@@ -102,7 +102,8 @@ class _Layouts:
     def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":
         """Return the layouts of a phase. Raises UnresolvableJob if the phase cannot run with all workers."""
         ranks, batch = rank_counts(spec, phase), phase.batch
-        at_a_time = -(-(batch.sequences // batch.micro_batches) // (ranks.data_ranks))
+        groups = ranks.data_ranks // phase.parallelism.context_ranks
+        at_a_time = -(-(batch.sequences // batch.micro_batches) // groups)
         return cls(spec, phase, ranks.processes_per_worker, at_a_time)
 
     def micro_batches(self, workers: int) -> int | None:
@@ -116,17 +117,22 @@ class _Layouts:
         data = ranks // pipeline
         if pipeline > layers_of(self.spec, self.phase) or ranks % pipeline or data % wanted.replicas:
             return None
-        most = batch.sequences // data
-        if data // wanted.replicas % wanted.expert_ranks or batch.micro_batches > most:
+        of_replica = data // wanted.replicas
+        if of_replica % wanted.expert_ranks or of_replica % wanted.context_ranks:
+            return None
+        groups = data // wanted.context_ranks
+        most = batch.sequences // groups
+        if batch.micro_batches > most:
             return None
         if not has_equal_rounds(self.spec, self.phase, pipeline, batch.micro_batches):
             return None
-        return self._least(data, most, pipeline)
+        return self._least(groups, most, pipeline)
 
-    def _least(self, data: int, most: int, pipeline: int) -> int | None:
-        """Return the smallest number of micro-batches, at most `most`, for which none of `data` ranks has more
-        sequences at a time than with all workers; None if there is none."""
-        least = -(-self.phase.batch.sequences // (self.at_a_time * data))
+    def _least(self, groups: int, most: int, pipeline: int) -> int | None:
+        """Return the smallest number of micro-batches, at most `most`, for which no rank has more sequences at a time
+        than with all workers; None if there is none. `groups`: groups of data-parallel ranks with different
+        sequences."""
+        least = -(-self.phase.batch.sequences // (self.at_a_time * groups))
         for number in self._numbers[bisect_left(self._numbers, least) :]:
             if number > most:
                 return None

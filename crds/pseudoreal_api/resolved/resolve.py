@@ -157,6 +157,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
             state_sharding=state_sharding(spec, phase, ranks),
             replicas=asked.replicas,
             expert_ranks=asked.expert_ranks,
+            context_ranks=asked.context_ranks,
             layout=asked.layout,
             hardware=asked.hardware,
         ),
@@ -341,9 +342,10 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f" parallelism.replicas {phase.parallelism.replicas}; change one of them"
         )
     _check_spread(phase, data, where)
-    if data > width:
+    if (groups := data // phase.parallelism.context_ranks) > width:
+        each = "" if groups == data else f" in {groups} groups, one for each sequence,"
         raise UnresolvableJob(
-            f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, but a"
+            f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks{each}, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
     _check_order_of_choices(spec, phase, where)
@@ -394,13 +396,14 @@ def has_some_layout(ranks: int, layers: int, sequences: int) -> bool:
 
 
 def _check_spread(phase: Phase, data: int, where: str) -> None:
-    """Raise UnresolvableJob if a layer's experts cannot be distributed over the ranks."""
-    ranks, of_replica = phase.parallelism.expert_ranks, data // phase.parallelism.replicas
-    if of_replica % ranks:
-        raise UnresolvableJob(
-            f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.expertRanks"
-            f" {ranks}; change workers, parallelism.replicas or expertRanks"
-        )
+    """Raise UnresolvableJob if a layer's experts, or sequences, cannot be distributed over the ranks."""
+    asked, of_replica = phase.parallelism, data // phase.parallelism.replicas
+    for field, ranks in {"expertRanks": asked.expert_ranks, "contextRanks": asked.context_ranks}.items():
+        if of_replica % ranks:
+            raise UnresolvableJob(
+                f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.{field}"
+                f" {ranks}; change workers, parallelism.replicas or {field}"
+            )
 
 
 def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:

@@ -198,6 +198,16 @@ class Parallelism(ApiModel):
         " distributed (expert parallelism): two all-to-alls per layer send tokens to their experts and back. It"
         " must divide model.experts.count and the ranks of a replica. More than 1 needs model.norm.placement Pre.",
     )
+    context_ranks: Annotated[int, Since(4)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="contextRanks is the number of data-parallel ranks over which each sequence is cut (context"
+        " parallelism), for sequences whose activations are too large for one rank. Each rank computes two chunks of a"
+        " sequence, and gathers the sequence's keys and values in each layer. It must divide the ranks of a replica,"
+        " and twice the number must divide model.sequenceLength.",
+    )
     layout: Annotated[Chooser, Since(4)] = Field(
         "Given",
         description="layout says who chooses the layout. Given: this spec does, by the other fields here,"

@@ -154,15 +154,25 @@ def _layouts(job: ObservedJob) -> list[str]:
     ]
     if not rows:
         return []
-    heads = ("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP")
+    heads = (
+        *("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "CONTEXT-RANKS"),
+        *("SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP"),
+    )
+    if all(row[heads.index("CONTEXT-RANKS")] == "1" for row in rows):
+        heads, *rows = [_without(row, heads.index("CONTEXT-RANKS")) for row in (heads, *rows)]
     notes = [
         f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in chosen.items()
     ]
     return [*columns([heads, *rows]), *notes]
 
 
+def _without(cells: tuple[str, ...], index: int) -> tuple[str, ...]:
+    return cells[:index] + cells[index + 1 :]
+
+
 def _chosen_layout(layout: ChosenLayout) -> list[str]:
-    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks))
+    """Return the cells of a layout that the trainer chose. Such a layout cuts no sequences."""
+    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks, 1))
     words = map(one_line, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
     return [*counts, *words, f"{one_line(layout.step_time)} s"]
 
@@ -179,7 +189,7 @@ def _given_layout(job: ObservedJob, name: str) -> list[str]:
         ranks = rank_counts(job.spec, phase)
     except UnresolvableJob:
         return []
-    counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks))
+    counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks, asked.context_ranks))
     micro_batches, keep = str(phase.batch.micro_batches), phase.activations.keep
     return [*counts, asked.schedule, state_sharding(job.spec, phase, ranks), micro_batches, keep, NOTHING]
 

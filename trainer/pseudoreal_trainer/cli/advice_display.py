@@ -130,7 +130,12 @@ def _ratio(cost: PhaseCost, real: PhaseCost) -> str:
 
 def _layout(cost: PhaseCost) -> str:
     asked, batch = cost.config.parallelism, cost.config.batch
-    ranks = {"pipeline": asked.pipeline, "replicas": asked.replicas, "expertRanks": asked.expert_ranks}
+    ranks = {
+        "pipeline": asked.pipeline,
+        "replicas": asked.replicas,
+        "expertRanks": asked.expert_ranks,
+        "contextRanks": asked.context_ranks,
+    }
     several = [f"{name} {number}" for name, number in ranks.items() if number > 1]
     sharding = [f"stateSharding {asked.state_sharding}"] if asked.state_sharding != "None" else []
     return ", ".join(
@@ -233,6 +238,7 @@ def _phase_json(stage: Stage, cost: PhaseCost, end: int) -> dict[str, Any]:
             "state_sharding": asked.state_sharding,
             "replicas": asked.replicas,
             "expert_ranks": asked.expert_ranks,
+            "context_ranks": asked.context_ranks,
             "micro_batches": cost.config.batch.micro_batches,
             "keep": cost.config.activations.keep,
         },

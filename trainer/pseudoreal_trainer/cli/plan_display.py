@@ -21,6 +21,7 @@ _TRAFFIC_NAMES: dict[Traffic, str] = {
     "replicas": "between replicas, sent",
     "pipeline": "pipeline, sent",
     "experts": "tokens with experts, sent",
+    "context": "keys and values, sent",
 }
 
 
@@ -29,6 +30,7 @@ EXCHANGES: dict[Exchange, str] = {
     "shards": "shards",
     "replicas": "replicas",
     "experts": "tokens and their experts",
+    "context": "parts of sequences",
 }
 """Kind of exchange between ranks -> display name."""
 
@@ -38,6 +40,8 @@ def show(console: Console, report: PhaseReport) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     sharded = f"; stateSharding {report.state_sharding} over {report.data_ranks} data ranks"
+    if report.context_ranks > 1:
+        sharded += f"; sequences over {report.context_ranks} of them"
     say(
         f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank"
         f"{sharded if report.data_ranks > 1 else ''}"

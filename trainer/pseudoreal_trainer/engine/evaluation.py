@@ -29,10 +29,11 @@ class AssignedSequence:
     collectives."""
 
 
-def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
-    """Yield the sequences of one of `data` ranks, at most `at_once` per run. All ranks have the same number of runs and
-    of sequences per run. Each of the `count` sequences counts on one rank."""
-    own = [first + data_rank for first in range(0, count, data)]
+def assign_sequences(count: int, parts: int, part: int, at_once: int) -> Iterator[list[AssignedSequence]]:
+    """Yield the sequences of one of `parts` parts, at most `at_once` per run. All parts have the same number of runs
+    and of sequences per run. Each of the `count` sequences counts in one part. A part belongs to a data rank, or to a
+    group of context ranks."""
+    own = [first + part for first in range(0, count, parts)]
     for begin in range(0, len(own), at_once):
         yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
 

@@ -12,6 +12,7 @@ from pseudoreal_trainer.engine.expert_parallel import ExpertParallelPasses
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.passes import Passes, PlanRun, TokenBuffer
 from pseudoreal_trainer.engine.ranks.all_to_all import ExpertExchanges
+from pseudoreal_trainer.engine.ranks.context import ContextGather
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
@@ -92,6 +93,7 @@ class StepExecutor:
                 soft_cap=logit_soft_cap(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
+            gather=ContextGather(groups, trace),
             end_of_document=blueprint.end_of_document,
         )
         self._expert_passes = ExpertParallelPasses(self._passes, ExpertExchanges(groups, trace))
@@ -147,9 +149,8 @@ class StepExecutor:
                 self._messages.send(record, run.tensors_of(record.flow).pop((record.position, record.micro_batch)))
             case Receive():
                 # Activations and their gradients are [B, T, H].
-                self._messages.receive(
-                    record, (*run.batch.shape(record.micro_batch), self._blueprint.model.hidden_size)
-                )
+                shape = self._passes.shape(run, record.micro_batch)
+                self._messages.receive(record, (*shape, self._blueprint.model.hidden_size))
             case Stash():
                 self._offload.stash(record, run.inputs.pop((record.position, record.micro_batch)))
             case Unstash():
@@ -191,16 +192,17 @@ class StepExecutor:
         Runs before the first message is awaited: warming up and pinning memory may wait for all kernels.
         """
         if self._streams.are_real and self._layout.pipeline > 1:
-            self._warm_up.run(run.batch, plan)
+            self._warm_up.run(run, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
         takes = self._streams.are_real and needs_tokens(self._layout, self._groups.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
-        shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
+        micro_batches = {record.micro_batch for record in plan if isinstance(record, Forward)}
         if takes:
-            self._tokens.prepare(shapes)
+            self._tokens.prepare([run.batch.shape(m) for m in micro_batches])
         if stashes:
+            shapes = [self._passes.shape(run, m) for m in micro_batches]
             numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
             self._offload.prepare(max_offloaded_activations(plan), numel, self._blueprint.compute)
 

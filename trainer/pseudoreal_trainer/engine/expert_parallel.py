@@ -298,7 +298,7 @@ class ExpertParallelPasses:
         decision: RoutingDecision | None = None,
     ) -> RoutedTokens:
         position, m = key
-        return self._modules.route(source, position - 1, statistics, self._passes.documents(run, m), decision)
+        return self._modules.route(source, position - 1, statistics, self._passes.scope(run, m), decision)
 
     def _rows_to_dispatch(self, key: Key) -> Tensor:
         """Return the rows of a micro-batch's tokens, [rows, H]."""

@@ -14,12 +14,14 @@ from pseudoreal_trainer.engine.activation_offload import ActivationOffload, Key
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradient_similarity import SimilarityProbe
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients
+from pseudoreal_trainer.engine.ranks.context import ContextGather
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.model.attention import Documents, find_documents
+from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
+from pseudoreal_trainer.model.context import ContextCut, SequenceParts, spans_of
 from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
@@ -81,13 +83,13 @@ class PlanRun:
     """Arguments of the training step; None: evaluation, which has forward passes only."""
     reads: Sequence[int] | None = None
     """Entry m: index of the token in micro-batch m after which the logits are computed; each micro-batch has one
-    sequence. None: losses are computed."""
+    sequence, which is not cut over context ranks. None: losses are computed."""
     probe: SimilarityProbe | None = None
     """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> token ids, [B, T + 1], on the device."""
-    documents: dict[int, Documents] = field(default_factory=dict)
-    """Micro-batch -> documents; empty if attention spans whole sequences."""
+    scopes: dict[int, Scope | None] = field(default_factory=dict)
+    """Micro-batch -> tokens to which its tokens attend; None: each attends to all tokens before it."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
     """(position, micro-batch) -> input of the position, [B, T, H], on the device."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -188,6 +190,7 @@ class Passes:
     streams: Streams
     trace: Trace
     loss: Loss
+    gather: ContextGather
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
 
@@ -284,7 +287,7 @@ class Passes:
         pass."""
         key = (position, m)
         if run.training is None or position == 0:
-            source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs.pop(key)
+            source = self._input_tokens(run, m) if position == 0 else run.inputs.pop(key)
             with torch.no_grad():
                 return self._compute(run, position, m, source)
         saved = SavedDecision() if self.layout.has_experts(position) else None
@@ -311,7 +314,7 @@ class Passes:
         gradient = run.gradients.pop((position + 1, m))
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
-        source = self._tokens(run, m)[:, :-1] if position == 0 else self.take_input(run, position, m)
+        source = self._input_tokens(run, m) if position == 0 else self.take_input(run, position, m)
         decision = run.routing_decisions.pop((position, m), None)
         return self._training_pass(run, position, m, source, decision, is_output_read=False), gradient
 
@@ -337,32 +340,65 @@ class Passes:
         source = run.inputs.pop((position, m)) if returned is None else returned
         return source.detach().requires_grad_()
 
+    def _input_tokens(self, run: PlanRun, m: int) -> Tensor:
+        """Return the tokens of a micro-batch that this rank computes, [B, T]."""
+        return self._own(run, m, self._tokens(run, m)[:, :-1])
+
     def _targets(self, run: PlanRun, m: int) -> Tensor:
         """Return the targets of a micro-batch, [B, T]. The end of a document has no target: the next token belongs to
         another document."""
         tokens = self._tokens(run, m)
-        if self.end_of_document is None:
-            return tokens[:, 1:]
-        return tokens[:, 1:].masked_fill(tokens[:, :-1] == self.end_of_document, IGNORED)
+        targets = tokens[:, 1:]
+        if self.end_of_document is not None:
+            targets = targets.masked_fill(tokens[:, :-1] == self.end_of_document, IGNORED)
+        return self._own(run, m, targets)
+
+    def _own(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
+        """Return the part of each sequence that this rank computes."""
+        cut = self.cut(run, m)
+        return tokens if cut is None else cut.own(tokens)
+
+    def cut(self, run: PlanRun, m: int) -> ContextCut | None:
+        """Return the cut of the sequences of a micro-batch over context ranks; None if they are whole."""
+        if self.layout.context_ranks == 1 or run.reads is not None:
+            return None
+        return ContextCut(self.layout.context_ranks, self.gather.rank, run.batch.shape(m)[1])
+
+    def shape(self, run: PlanRun, m: int) -> MicroBatchShape:
+        """Return the number of sequences of a micro-batch, and the number of tokens of each that this rank computes."""
+        sequences, length = run.batch.shape(m)
+        return sequences, length if self.cut(run, m) is None else length // self.layout.context_ranks
 
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
+        """Return the tokens of whole sequences, [B, T + 1], on the device."""
         if m not in run.tokens:
             tokens = run.batch.tokens(m)
             run.tokens[m] = self.tokens.to_device(tokens)
+            documents = None
             if self.end_of_document is not None:
-                run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
+                documents = find_documents(tokens, self.end_of_document, run.tokens[m])
+            cut = self.cut(run, m)
+            run.scopes[m] = documents if cut is None else self.sequence_parts(cut, documents)
         return run.tokens[m]
 
-    def documents(self, run: PlanRun, m: int) -> Documents | None:
-        """Return the documents of a micro-batch; None if attention spans whole sequences.
+    def scope(self, run: PlanRun, m: int) -> Scope | None:
+        """Return the tokens to which the tokens of a micro-batch attend; None if attention spans whole sequences.
 
         Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
         a message for passes to wait for.
         """
-        if self.end_of_document is None:
+        if self.end_of_document is None and self.cut(run, m) is None:
             return None
         self._tokens(run, m)
-        return run.documents[m]
+        return run.scopes[m]
+
+    def sequence_parts(self, cut: ContextCut, documents: Documents | None) -> SequenceParts:
+        """Return this rank's parts of the sequences of a micro-batch. `documents`: documents of the whole sequences."""
+        if documents is None:
+            positions = torch.arange(cut.length, device=self.streams.device)[None]
+            return SequenceParts(cut, (spans_of(cut, [cut.length]),), cut.own(positions)[0], self.gather)
+        spans = tuple(spans_of(cut, lengths) for lengths in documents.lengths)
+        return SequenceParts(cut, spans, cut.own(documents.positions), self.gather)
 
     def _compute(
         self,
@@ -377,5 +413,5 @@ class Passes:
     ) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
-        documents = self.documents(run, m)
-        return self.modules.block(source, position - 1, statistics, documents, saved, is_output_read=is_output_read)
+        scope = self.scope(run, m)
+        return self.modules.block(source, position - 1, statistics, scope, saved, is_output_read=is_output_read)

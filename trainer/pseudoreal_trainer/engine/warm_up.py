@@ -10,35 +10,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.passes import Batch, Passes
-from pseudoreal_trainer.model.attention import Documents, find_documents
+from pseudoreal_trainer.engine.passes import Passes, PlanRun
+from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
+from pseudoreal_trainer.model.context import ContextCut
 from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
+_Form = tuple[MicroBatchShape, ContextCut | None]
+"""Shape of a micro-batch, and the cut of its sequences over context ranks."""
+
+
 class WarmUp:
-    """Runs passes of a rank on zeros, once per shape of micro-batches."""
+    """Runs passes of a rank on zeros, once per form of micro-batches."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._done: set[MicroBatchShape] = set()
-        """Shapes of micro-batches for which passes were run on zeros."""
+        self._done: set[_Form] = set()
+        """Forms of micro-batches for which passes were run on zeros."""
 
-    def run(self, batch: Batch, plan: RankPlan) -> None:
-        """Run the passes on zeros, for each new shape of the plan. Replaces the weights that modules are bound to, and
+    def run(self, run: PlanRun, plan: RankPlan) -> None:
+        """Run the passes on zeros, for each new form of the plan. Replaces the weights that modules are bound to, and
         unbinds the modules afterwards."""
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
-        shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
-        if not shapes:
+        micro_batches = {record.micro_batch for record in records}
+        forms = {(run.batch.shape(m), passes.cut(run, m)) for m in micro_batches} - self._done
+        if not forms:
             return  # the rest would wait for all kernels in every step
         positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
-        for shape in sorted(shapes):
+        # In the order of their shapes, which is the same on all context ranks: attention is collective over them.
+        for shape, cut in sorted(forms, key=lambda form: form[0]):
             for position in positions:
-                _run_on_zeros(passes, position, shape)
-        self._done.update(shapes)
+                _run_on_zeros(passes, position, shape, cut)
+        self._done.update(forms)
         passes.copies.unbind()
         if passes.streams.are_real:
             torch.accelerator.synchronize(passes.streams.device)
@@ -55,14 +62,15 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None:
-    """Run a position's forward and backward pass on zeros of this shape."""
+def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: ContextCut | None) -> None:
+    """Run a position's forward and backward pass on zeros. `whole`: shape of a micro-batch with whole sequences."""
     modules, device = passes.modules, passes.streams.device
     # One group of experts stands for all groups: they have the same kernels and share a module.
     used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]
+    shape = whole if cut is None else (whole[0], whole[1] // cut.ranks)
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
     if position == passes.layout.head:
@@ -72,11 +80,12 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
         outputs, sources = [modules.embed(tokens)], list[Tensor](trained)
     else:
         statistics = modules.router_statistics(position - 1, 1, device)
-        documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
+        documents = None if passes.end_of_document is None else _documents(passes.end_of_document, whole, device)
+        scope = documents if cut is None else passes.sequence_parts(cut, documents)
         if passes.layout.spreads(position):
-            outputs = _expert_parallel_block(modules, hidden, position - 1, statistics, documents)
+            outputs = _expert_parallel_block(modules, hidden, position - 1, statistics, scope)
         else:
-            outputs = [_block(passes, hidden, position - 1, statistics, documents)]
+            outputs = [_block(passes, hidden, position - 1, statistics, scope)]
         sources = [hidden, *trained, *([statistics.sums] if statistics else [])]
     # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
     ones = [torch.ones_like(output) for output in outputs]
@@ -84,21 +93,21 @@ def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None
 
 
 def _block(
-    passes: Passes, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
+    passes: Passes, hidden: Tensor, layer: int, statistics: RouterStatistics | None, scope: Scope | None
 ) -> Tensor:
     """Run a block forward, as in the passes of a step: once with a graph, or once without and once recomputed."""
     if not passes.layout.recompute:
-        return passes.modules.block(hidden, layer, statistics, documents)
+        return passes.modules.block(hidden, layer, statistics, scope)
     with torch.no_grad():
-        passes.modules.block(hidden, layer, None, documents)
-    return passes.modules.block(hidden, layer, statistics, documents, is_output_read=False)
+        passes.modules.block(hidden, layer, None, scope)
+    return passes.modules.block(hidden, layer, statistics, scope, is_output_read=False)
 
 
 def _expert_parallel_block(
-    modules: Modules, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
+    modules: Modules, hidden: Tensor, layer: int, statistics: RouterStatistics | None, scope: Scope | None
 ) -> list[Tensor]:
     """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""
-    routed = modules.route(hidden, layer, statistics, documents)
+    routed = modules.route(hidden, layer, statistics, scope)
     sizes = [len(routed.features), *([0] * (len(modules.experts.up.weight) - 1))]
     counts = torch.tensor(sizes, device=hidden.device)
     made = modules.experts.outputs(routed.features, counts, sizes)

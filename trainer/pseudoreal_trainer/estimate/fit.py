@@ -32,11 +32,10 @@ def room(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precis
 def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
     """Return the bytes that kernels allocate for themselves. Raises ValueError if the profile has no measurement in
     that precision."""
-    tokens = sizes.max_tokens(layout.data)
+    tokens = sizes.max_tokens(layout)
     speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
-    return round(
-        speed.scratch_share * max(passes.block_backward for passes in autograd_memory_by_position(sizes, tokens))
-    )
+    graphs = autograd_memory_by_position(sizes, tokens, context_ranks=layout.context_ranks)
+    return round(speed.scratch_share * max(passes.block_backward for passes in graphs))
 
 
 def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:

@@ -80,6 +80,8 @@ class PhaseReport(_Model):
     parameters: int
     parameters_per_rank: int
     data_ranks: int
+    context_ranks: int = 1
+    """Number of data ranks over which each sequence is cut."""
     state_sharding: StateSharding
     """State that the data ranks split among them; the default if the job omits it."""
     bytes: TierBytes
@@ -156,6 +158,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         data_ranks=layout.data,
+        context_ranks=layout.context_ranks,
         state_sharding=layout.sharding,
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
@@ -167,7 +170,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
-        loss_chunk=loss_chunk_length(sizes.max_tokens(layout.data), layout.loss_chunk),
+        loss_chunk=loss_chunk_length(sizes.max_tokens(layout), layout.loss_chunk),
         tokens_per_step=tokens,
         step_seconds=prediction.timeline.seconds if prediction else None,
         teraflops_per_second=None if operations is None else operations / 1e12,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pseudoreal_trainer.model.context import SequenceParts, attend_in_parts
 from pseudoreal_trainer.model.layers import rms_norm
 from pseudoreal_trainer.model.rotary import rotate
 
@@ -38,6 +39,10 @@ class Documents:
     less."""
 
 
+Scope = Documents | SequenceParts
+"""Tokens to which the tokens of a micro-batch attend, unless each attends to all tokens before it in its sequence."""
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions. Query head j uses key and value head j // (heads /
     keyValueHeads)."""
@@ -56,20 +61,20 @@ class Attention(nn.Module):
         self.attend_within = attend_within  # an attribute, so that `modules` can exclude it from torch.compile
 
     def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None = None
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, scope: Scope | None = None
     ) -> Tensor:
         """Return the attention's output: [B, T, H] -> [B, T, H].
 
-        `mask`: from `window_mask`; None: each token attends to all tokens before it. `documents`: attention stays
-        within them; None: whole sequences.
+        `mask`: from `window_mask`; None: each token attends to all tokens before it. `scope`: documents, within which
+        attention stays, or parts of sequences, whose layers need no mask; None: whole sequences.
         """
         query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
         key = rotate(self._split_heads(self.key(hidden), self.key_norm), rotation)
         value = self._split_heads(self.value(hidden), None)
-        if documents is None or not len(hidden):
+        if scope is None or not len(hidden):
             mixed = _attend(query, key, value, mask, is_grouped=self._is_grouped)
         else:
-            mixed = self.attend_within(documents, query, key, value, mask, self.window)
+            mixed = self.attend_within(scope, query, key, value, mask, self.window)
         out: Tensor = self.output(mixed.flatten(2))
         return out
 
@@ -106,14 +111,17 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, i
 
 
 def attend_within(
-    documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
+    scope: Scope, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
-    """Return values mixed by attention within documents: queries [B, T, heads, w], keys and values [B, T, key heads, w]
-    -> [B, T, heads, w], B at least 1. `mask`: from `window_mask`. `window`: size of the sliding window in tokens;
-    None: no window.
+    """Return values mixed by attention within documents, or in parts of sequences: queries [B, T, heads, w], keys and
+    values [B, T, key heads, w] -> [B, T, heads, w], B at least 1. `mask`: from `window_mask`. `window`: size of the
+    sliding window in tokens; None: no window.
 
     No mask over all pairs of tokens is needed, and the time grows with the squares of the documents' lengths.
     """
+    if isinstance(scope, SequenceParts):
+        return attend_in_parts(scope, query, key, value)
+    documents = scope
     heads, width = query.shape[2:]
     if varlen_obstacle(query.device, query.dtype, heads, key.shape[2], width) is None:
         # Without a mask, the layer has no window, or the window covers a whole sequence.

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
-from pseudoreal_trainer.model.attention import Attention, Documents
+from pseudoreal_trainer.model.attention import Attention, Documents, Scope
+from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, Router, RouterStatistics, Routes, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.layers import FeedForward, rms_norm
 from pseudoreal_trainer.model.recomputation import mark_recomputed
@@ -52,7 +53,7 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         statistics: RouterStatistics | None = None,
-        documents: Documents | None = None,
+        scope: Scope | None = None,
         saved: SavedDecision | None = None,
         *,
         is_output_read: bool = True,
@@ -60,18 +61,19 @@ class Block(nn.Module):
         """Return the block's output: [B, T, H] -> [B, T, H].
 
         `mask`: mask of the sliding window, [T, T]; None: no window. `statistics`: router statistics of a training pass;
-        None without experts, and in evaluation. `documents`: attention stays within them; None: whole sequences.
+        None without experts, and in evaluation. `scope`: tokens to which tokens attend; None: all earlier tokens of
+        the sequence.
         `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
         decision is not needed again. `is_output_read`: if false, the output serves only to compute gradients. Its
         values are then undefined, unless gradients depend on the last product, as with experts or with a norm behind
         the MLP.
         """
-        hidden = self._attend(hidden, rotation, mask, documents)
+        hidden = self._attend(hidden, rotation, mask, scope)
         if not (is_output_read or self.is_mixture or self.ffn_output_norm is not None):
             return self.ffn.unread_sum(hidden, _pre_normalize(self.ffn_norm, hidden))
         return hidden + _normalize(
             self.ffn_output_norm,
-            self._feed_forward(_pre_normalize(self.ffn_norm, hidden), statistics, documents, saved),
+            self._feed_forward(_pre_normalize(self.ffn_norm, hidden), statistics, scope, saved),
         )
 
     def route(
@@ -80,26 +82,26 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         statistics: RouterStatistics | None = None,
-        documents: Documents | None = None,
+        scope: Scope | None = None,
         decision: RoutingDecision | None = None,
     ) -> RoutedTokens:
         """Run `forward` up to the experts, for experts on other ranks. `decision`: routing decision of an earlier pass.
         The block must have no norm after the experts: the norm's backward pass would need the experts' outputs
         again."""
         assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with expert ranks or groups"
-        hidden = self._attend(hidden, rotation, mask, documents)
+        hidden = self._attend(hidden, rotation, mask, scope)
         features = _pre_normalize(self.ffn_norm, hidden)
-        routes = self.experts.routes(self.router(features), statistics, documents, decision)
+        routes = self.experts.routes(self.router(features), statistics, self._documents(scope), decision)
         shared = None if self.shared is None else self.shared(features)
         return RoutedTokens(hidden, features.flatten(0, 1), routes, shared)
 
     def _attend(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, scope: Scope | None
     ) -> Tensor:
         # The attention output is not bound to a variable, so that its memory is freed right after the addition.
         return hidden + _normalize(
             self.attention_output_norm,
-            self.attention(_pre_normalize(self.attention_norm, hidden), rotation, mask, documents),
+            self.attention(_pre_normalize(self.attention_norm, hidden), rotation, mask, scope),
         )
 
     def use_experts_of(self, other: "Block") -> None:
@@ -110,11 +112,11 @@ class Block(nn.Module):
         self,
         features: Tensor,
         statistics: RouterStatistics | None,
-        documents: Documents | None,
+        scope: Scope | None,
         saved: SavedDecision | None,
     ) -> Tensor:
         out: Tensor = (
-            self._mix_experts(features, statistics, documents, saved) if self.is_mixture else self.ffn(features)
+            self._mix_experts(features, statistics, scope, saved) if self.is_mixture else self.ffn(features)
         )
         return out
 
@@ -122,14 +124,23 @@ class Block(nn.Module):
         self,
         features: Tensor,
         statistics: RouterStatistics | None = None,
-        documents: Documents | None = None,
+        scope: Scope | None = None,
         saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the output of the experts: [B, T, H] -> [B, T, H]."""
         # Top-k experts have no capacity limit, so they take no documents.
-        known = () if isinstance(self.experts, TopKExperts) else (documents,)
+        known = () if isinstance(self.experts, TopKExperts) else (self._documents(scope),)
         mixed: Tensor = self.experts(features, self.router(features), statistics, *known, saved=saved)
         return mixed if self.shared is None else mixed + self.shared(features)
+
+
+    def _documents(self, scope: Scope | None) -> Documents | None:
+        """Return the documents within which experts count their tokens; None: they count within sequences, or not at
+        all."""
+        if isinstance(scope, SequenceParts):
+            assert isinstance(self.experts, TopKExperts), "the job's rules allow context ranks without capacities only"
+            return None
+        return scope
 
 
 def _experts(spec: Model) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:

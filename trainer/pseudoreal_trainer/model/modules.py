@@ -2,14 +2,16 @@
 before a pass."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
-from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
+from pseudoreal_trainer.model.attention import Scope, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, RoutedTokens
+from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
@@ -94,21 +96,22 @@ class Modules:
         hidden: Tensor,
         layer: int,
         statistics: RouterStatistics | None = None,
-        documents: Documents | None = None,
+        scope: Scope | None = None,
         saved: SavedDecision | None = None,
         *,
         is_output_read: bool = True,
     ) -> Tensor:
-        """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `documents`: attention stays within them; None:
-        whole sequences. `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass;
-        None without experts, and if the decision is not needed again. `is_output_read`: as in `Block.forward`."""
+        """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `scope`: tokens to which tokens attend; None:
+        all earlier tokens of the sequence. `saved`: holds the routing decision of an earlier pass, or receives the
+        decision of this pass; None without experts, and if the decision is not needed again. `is_output_read`: as in
+        `Block.forward`."""
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(
             hidden,
-            self._rotation(hidden, documents),
-            self._mask(hidden, layer),
+            self._rotation(hidden, scope),
+            self._mask(hidden, layer, scope),
             statistics,
-            documents,
+            self._in_layer(layer, scope),
             saved,
             is_output_read=is_output_read,
         )
@@ -119,13 +122,13 @@ class Modules:
         hidden: Tensor,
         layer: int,
         statistics: RouterStatistics | None = None,
-        documents: Documents | None = None,
+        scope: Scope | None = None,
         decision: RoutingDecision | None = None,
     ) -> RoutedTokens:
         """Run a layer up to its experts, for experts on other ranks: hidden [B, T, H]. `decision`: routing decision of
         an earlier pass."""
-        rotation, mask = self._rotation(hidden, documents), self._mask(hidden, layer)
-        return self._mixture.route(hidden, rotation, mask, statistics, documents, decision)
+        rotation, mask = self._rotation(hidden, scope), self._mask(hidden, layer, scope)
+        return self._mixture.route(hidden, rotation, mask, statistics, self._in_layer(layer, scope), decision)
 
     @property
     def experts(self) -> Experts | TopKExperts:
@@ -147,16 +150,21 @@ class Modules:
             return None
         return RouterStatistics.empty(experts.count, divisor, device, choices_of_step)
 
-    def _rotation(self, hidden: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
-        key = (hidden.shape[1], hidden.device)
+    def _rotation(self, hidden: Tensor, scope: Scope | None) -> tuple[Tensor, Tensor]:
+        length = scope.cut.length if isinstance(scope, SequenceParts) else hidden.shape[1]
+        key = (length, hidden.device)
         if key not in self._rotations:
-            self._rotations[key] = rotary(self._model, hidden.shape[1], hidden)
+            self._rotations[key] = rotary(self._model, length, hidden)
         rotation = self._rotations[key]
-        return rotation if documents is None else rotation_at(rotation, documents.positions)
+        return rotation if scope is None else rotation_at(rotation, scope.positions)
 
-    def _mask(self, hidden: Tensor, layer: int) -> Tensor | None:
+    def _in_layer(self, layer: int, scope: Scope | None) -> Scope | None:
+        """Return the scope with the layer's sliding window."""
+        return replace(scope, window=self._model.window_of(layer)) if isinstance(scope, SequenceParts) else scope
+
+    def _mask(self, hidden: Tensor, layer: int, scope: Scope | None) -> Tensor | None:
         window = self._model.window_of(layer)
-        if window is None:
+        if window is None or isinstance(scope, SequenceParts):
             return None
         key = (hidden.shape[1], hidden.device)
         if key not in self._masks:

@@ -70,7 +70,7 @@ from pseudoreal_trainer.plan.records import (
 )
 from pseudoreal_trainer.plan.sizes import Sizes
 
-Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
+Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts", "context"]
 """Kind of traffic.
 
 - h2d, d2h: host to device, device to host
@@ -79,6 +79,7 @@ Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replic
 - replicas: between replicas
 - pipeline: between pipeline ranks
 - experts: between ranks with different experts, and the row counts that ranks with the same experts sum
+- context: between ranks with parts of the same sequences
 """
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 _COUNT_BYTES = 8
@@ -102,7 +103,7 @@ class Resource(StrEnum):
 
 
 CARRIED: dict[Resource, tuple[Traffic, ...]] = {
-    Resource.COMPUTE: (),
+    Resource.COMPUTE: ("context",),
     Resource.COPY_IN: ("h2d",),
     Resource.COPY_OUT: ("d2h",),
     Resource.DISK: ("disk_read",),
@@ -231,7 +232,7 @@ def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Rec
     return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
 
 
-Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 """Collective operation."""
 
 
@@ -244,10 +245,11 @@ class Group:
     - data: the data ranks of the pipeline rank
     - experts: the ranks of a replica that together hold all experts of a layer
     - same experts: the data ranks that hold the same experts
+    - context: the ranks with parts of the same sequences
     - peer: two pipeline ranks
     """
 
-    kind: Literal["holders", "replicas", "data", "experts", "same experts", "peer"]
+    kind: Literal["holders", "replicas", "data", "experts", "same experts", "context", "peer"]
     pool: Pool = "Blocks"
     users: Users = ()
     """Pipeline ranks that use the units (holders), or the pipeline rank that receives (peer)."""
@@ -297,21 +299,39 @@ def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]
             size = 2 * (layout.data - 1) * sizes.experts * _COUNT_BYTES // layout.data
             return [Transfer("collective", size, Group("data"), "all_reduce")]
         case Exchange(leg):
-            size = _to_other_ranks(layout, sizes.exchange_bytes(sizes.max_tokens(layout.data), leg))
+            size = _to_other_ranks(layout, sizes.exchange_bytes(sizes.max_tokens(layout), leg))
             return [Transfer("experts", size, Group("experts"))]
         case Send(peer=peer):
-            size = sizes.boundary(sizes.max_tokens(layout.data))
+            size = sizes.boundary(sizes.max_tokens(layout))
             return [Transfer("pipeline", size, Group("peer", users=(peer,)))]
         case Stash():
-            return [Transfer("d2h", sizes.boundary(sizes.max_tokens(layout.data)))]
+            return [Transfer("d2h", sizes.boundary(sizes.max_tokens(layout)))]
         case Unstash():
-            return [Transfer("h2d", sizes.boundary(sizes.max_tokens(layout.data)))]
+            return [Transfer("h2d", sizes.boundary(sizes.max_tokens(layout)))]
         case Forward() | Backward() | Route() | ExpertForward() | Recompute() | ExpertBackward():
-            return []
+            return _over_context_ranks(layout, sizes, record)
         case Drop() | Receive() | Speculate() | Agree() | Measure():
             return []  # an Agree sends a few numbers, which are not counted
         case _:
             assert_never(record)
+
+
+def _over_context_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Transfer]:
+    """Return the transfers of keys and values, or of their gradients, in the attention of a pass."""
+    if layout.context_ranks == 1 or not 0 < record.position < layout.head:
+        return []
+    spreads = layout.spreads(record.position)
+    match record:
+        case Forward() | Route() | Recompute():
+            operations: list[Operation] = [] if isinstance(record, Forward) and spreads else ["all_gather"]
+        case Backward():
+            again: list[Operation] = ["all_gather"] if layout.recompute and not spreads else []
+            operations = [*again, "all_to_all"]
+        case _:
+            operations = []
+    others = layout.context_ranks - 1
+    size = others * 2 * sizes.model.key_size * sizes.compute_bytes * sizes.max_tokens(layout)
+    return [Transfer("context", size, Group("context"), operation) for operation in operations]
 
 
 def _to_other_ranks(layout: Layout, size: int) -> int:

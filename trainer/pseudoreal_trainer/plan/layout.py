@@ -35,7 +35,7 @@ class Layout:
     """Entry l is the index of layer l's block."""
     pipeline: int
     data: int
-    """Number of data ranks of each pipeline rank."""
+    """Number of data ranks of each pipeline rank: ranks with different tokens."""
     micro_batches: int
     layer_experts: tuple[int | None, ...] = ()
     """Entry l is the number that identifies the experts of layer l; None: the layer has none. Empty: no layer has
@@ -44,6 +44,8 @@ class Layout:
     """Number of groups of data ranks for hierarchical collectives; more than one only if states are sharded."""
     expert_ranks: int = 1
     """Number of ranks of a replica over which a layer's experts are spread (expert parallelism)."""
+    context_ranks: int = 1
+    """Number of ranks of a replica over which each sequence is cut (context parallelism)."""
     expert_groups: int = 1
     """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each group is a unit,
     and the groups compute one after the other."""
@@ -371,4 +373,5 @@ class Layout:
             replica=self.replicas,
             shard=self.data // self.replicas,
             expert=self.expert_ranks,
+            context=self.context_ranks,
         )

@@ -2,7 +2,7 @@
 
 A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so that ranks that
 exchange the most are neighbours. Experts fold over the ranks of one replica of a pipeline coordinate, with digits of
-their own. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
+their own; so do the parts of a sequence. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,17 +41,20 @@ class Mesh:
     """Number of ranks in each replica of a pipeline rank."""
     expert: int = 1
     """Number of equal parts into which a layer's experts are cut; each rank has one part."""
+    context: int = 1
+    """Number of neighbouring ranks of a replica that have the same sequences; each computes a part of each sequence."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a number is below 1, or if experts do not fold over the ranks."""
+        """Raise ValueError if a number is below 1, or if experts or parts of sequences do not fold over the ranks."""
         for name, size in vars(self).items():
             if size < 1:
                 raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
-        if self.shard % self.expert:
-            raise ValueError(
-                f"expert {self.expert} does not divide the {self.shard} ranks of a replica of a pipeline rank: choose a"
-                " divisor of that number"
-            )
+        for name, size in {"expert": self.expert, "context": self.context}.items():
+            if self.shard % size:
+                raise ValueError(
+                    f"{name} {size} does not divide the {self.shard} ranks of a replica of a pipeline rank: choose a"
+                    " divisor of that number"
+                )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -73,8 +76,14 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """Number of data ranks of a pipeline rank; the sequences of a micro-batch are cut into as many parts."""
+        """Number of data ranks of a pipeline rank: ranks with different tokens."""
         return self.replica * self.shard
+
+    @property
+    def sequence_groups(self) -> int:
+        """Number of parts into which the sequences of a micro-batch are divided. The ranks of a context group have the
+        same sequences."""
+        return self.data // self.context
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.ranks, "the rank is in the mesh"
@@ -96,9 +105,17 @@ class Mesh:
         return self.rank(replace(self.coordinates(rank), pipeline=pipeline_rank))
 
     def data_rank(self, rank: int) -> int:
-        """Return the index of the rank's part of a micro-batch's sequences."""
+        """Return the index of the rank among the data ranks of its pipeline rank."""
         here = self.coordinates(rank)
         return here.replica * self.shard + here.shard
+
+    def sequence_group(self, rank: int) -> int:
+        """Return the index of the rank's part of a micro-batch's sequences."""
+        return self.data_rank(rank) // self.context
+
+    def context_coordinate(self, rank: int) -> int:
+        """Return the index of the rank's part of each of its sequences."""
+        return rank % self.context
 
     def part(self, rank: int) -> int:
         """Return the index of the rank's part of a flat vector that is cut into `data` equal parts: first over the
@@ -137,8 +154,13 @@ class Mesh:
 
     @cached_property
     def data_groups(self) -> Groups:
-        """Groups of the data ranks of each pipeline rank; the ranks of a group have different sequences."""
+        """Groups of the data ranks of each pipeline rank; the ranks of a group have different tokens."""
         return self.groups("replica", "shard")
+
+    @cached_property
+    def context_groups(self) -> Groups:
+        """Groups of the ranks with the same sequences. In a group, ranks are in the order of their parts."""
+        return tuple(tuple(range(first, first + self.context)) for first in range(0, self.ranks, self.context))
 
 
 def _groups(sizes: Mapping[str, int], varying: Collection[str]) -> Groups:

@@ -110,13 +110,13 @@ class Sizes:
         """True if working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
-    def max_sequences(self, data_ranks: int) -> int:
+    def max_sequences(self, layout: Layout) -> int:
         """Return the maximum number of sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
-        return -(-self.micro_batch // data_ranks)
+        return -(-self.micro_batch // layout.mesh.sequence_groups)
 
-    def max_tokens(self, data_ranks: int) -> int:
+    def max_tokens(self, layout: Layout) -> int:
         """Return the maximum number of tokens of a micro-batch that a data rank takes as inputs."""
-        return self.max_sequences(data_ranks) * self.model.sequence_length
+        return self.max_sequences(layout) * self.model.sequence_length // layout.context_ranks
 
     def allocated(self, size: int) -> int:
         """Return the device bytes that a tensor of `size` bytes takes."""

@@ -132,7 +132,7 @@ def open_data_source(
     _check_epochs(config, corpus, progress, mixed)
 
     def parts(cursor: int) -> list[Part]:
-        return rank_parts(config.batch, cursor, groups.data_rank, groups.layout.data)
+        return rank_parts(config.batch, cursor, groups.sequence_group, groups.layout.mesh.sequence_groups)
 
     stream = MixedStream(mixed, _fix_orders(corpus.sources, progress), config.model.sequence_length)
     samples = PrefetchedSamples(stream, parts, progress.cursor, config.batch.sequences)
@@ -155,15 +155,16 @@ def _document_counter(
 
 
 def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
-    """Return the counts summed over the data ranks.
+    """Return the counts summed over the sequences of all ranks.
 
-    The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
-    its own samples. With global clipping, the ranks agreed after all passes of the previous step, so this sum waits for
+    The pipeline ranks of a data rank have the same samples, and so have the context ranks, so only the first of each
+    contributes. Each rank counts only its own samples. With global clipping, the ranks agreed after all passes of the previous step, so this sum waits for
     no passes. With other clipping, the ranks agreed before most backward passes, and on a GPU this sum waits for these
     passes.
     """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=groups.device)
-    targets, *pairs = groups.ranks.sum_(numbers if groups.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
+    contributes = groups.pipeline_rank == groups.context_rank == 0
+    targets, *pairs = groups.ranks.sum_(numbers if contributes else torch.zeros_like(numbers)).tolist()
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 

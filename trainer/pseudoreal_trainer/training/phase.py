@@ -104,7 +104,9 @@ def train_phase(
             record_start(config, progress.step, checkpoint, in_place.restarts if in_place else 0)
         with open_data_source(config, corpus, progress, engine.groups) as data:
             validations = phase_validations(config, corpus, layout, kind_of(ranks.device))
-            prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
+            # The sequences of prompts are not cut over context ranks.
+            at_once = max(1, next(iter(validations.values())).at_once // layout.context_ranks)
+            prompts = phase_prompts(config, corpus, at_once)
             meter = Meter(ranks.heartbeat, lambda: data.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
@@ -153,7 +155,8 @@ def train_step(
     loss, the whole update is skipped; otherwise only the units with non-finite gradients are skipped.
     """
     step, groups = progress.step + 1, engine.groups
-    batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, groups.data_rank, groups.layout.data))
+    own = rank_parts(config.batch, progress.cursor, groups.sequence_group, groups.layout.mesh.sequence_groups)
+    batch = StreamBatch(samples, own)
     rate, tokens = phase_rate(config, step, progress.begin), tokens_of(config)
     ignored = 0 if counted is None else tokens - counted.targets
     return engine.train(batch, Training(tokens, rate, stop, finish, ignored), step, probe)

@@ -80,13 +80,14 @@ class Validation:
         this."""
         groups = engine.groups
         sums = torch.zeros(len(self.windows), dtype=torch.float64, device=groups.device)
-        for own in assign_sequences(len(self.windows), groups.layout.data, groups.data_rank, self.at_once):
+        shared = groups.layout.mesh.sequence_groups
+        for own in assign_sequences(len(self.windows), shared, groups.sequence_group, self.at_once):
             batch = WindowBatch([self.windows[sequence.index] for sequence in own])
             for m, loss in engine.evaluate(batch, len(own)).items():
                 if own[m].counts:
                     sums[own[m].index] = loss
-        # Exactly one rank contributes to each entry and the others add zero, so the order of this reduction cannot
-        # matter.
+        # One rank contributes to each entry and the others add zero, so the order of this reduction cannot matter. With
+        # context ranks, each contributes the loss of its part of the sequence.
         return float(sum(groups.ranks.sum_(sums).tolist())) / self.tokens
 
 

@@ -197,10 +197,10 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         f"p.parallelism.layout == 'Given' || (!({_ALL_RANKS}) && {_PIPELINE} == 1 && p.parallelism.replicas == 1"
-        " && p.parallelism.expertRanks == 1 && p.parallelism.schedule == 'Layered'"
+        " && p.parallelism.expertRanks == 1 && p.parallelism.contextRanks == 1 && p.parallelism.schedule == 'Layered'"
         f" && ({_DEFAULT_SHARDING} || p.parallelism.stateSharding == 'None'))",
-        ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas and expertRanks; remove them from"
-        " parallelism, or remove layout",
+        ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas and expertRanks, and cuts no"
+        " sequence with contextRanks; remove these fields from parallelism, or remove layout",
     ),
     on_each_phase(
         "p.parallelism.layout == 'Given' || (p.batch.microBatches == 1 && p.activations.keep == 'Inputs')",
@@ -234,6 +234,21 @@ TRAINING_RULES = (
         ".parallelism.expertRanks %d must divide spec.model.experts.count %d",
         "p.parallelism.expertRanks",
         "self.model.experts.count",
+    ),
+    on_each_phase(
+        "p.parallelism.contextRanks == 1 || self.model.sequenceLength % (2 * p.parallelism.contextRanks) == 0",
+        ".parallelism.contextRanks %d cuts each sequence into twice as many equal chunks, and spec.model.sequenceLength"
+        " %d has no such chunks; change one of them",
+        "p.parallelism.contextRanks",
+        "self.model.sequenceLength",
+    ),
+    on_each_phase(
+        "p.parallelism.contextRanks == 1 || !has(self.model.experts) || (has(self.model.experts.topK)"
+        " && (self.model.experts.topK.balanceOver == 'Step' || double(self.model.experts.topK.auxiliaryLoss) == 0.0))",
+        ".parallelism.contextRanks %d cuts sequences, but spec.model.experts counts the tokens of whole sequences, for"
+        " capacityFactor or for auxiliaryLoss; set experts.type TopK, and topK.balanceOver Step with an auxiliaryLoss,"
+        " or remove contextRanks",
+        "p.parallelism.contextRanks",
     ),
     on_each_phase(
         "!has(self.model.experts) || !has(self.model.experts.topK) || self.model.experts.topK.balanceOver == 'Sequence'"

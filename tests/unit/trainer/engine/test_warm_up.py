@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.passes import PlanRun, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.plan.lower import step_plan
@@ -41,7 +41,7 @@ def test_the_warm_up_multiplies_all_shapes_of_a_step(case: Case, tmp_path: Path)
     engine, batch = make_engine(case, Ranks(0, 1, CPU), tmp_path), CaseBatch(case, 0, 0, CPU)
     executor = engine._executor
     with _Products() as warm:
-        WarmUp(executor._passes).run(batch, step_plan(case.layout)[0])
+        WarmUp(executor._passes).run(PlanRun(batch, TRAINING), step_plan(case.layout)[0])
     with _Products() as step:
         engine.train(batch, TRAINING, 0)
         engine.state.wait_for_updates()

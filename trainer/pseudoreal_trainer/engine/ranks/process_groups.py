@@ -65,6 +65,8 @@ class ProcessGroups:
     the same experts, for other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
+    context: Group | None = None
+    """Ranks with the same sequences, each with a part of each sequence. Main thread: gathers of keys and values."""
     same_experts: Group | None = None
     """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
     reduce_world: Group | None = None
@@ -94,6 +96,14 @@ class ProcessGroups:
     def data_rank(self) -> int:
         return self.layout.mesh.data_rank(self.ranks.rank)
 
+    @property
+    def sequence_group(self) -> int:
+        return self.layout.mesh.sequence_group(self.ranks.rank)
+
+    @property
+    def context_rank(self) -> int:
+        return self.layout.mesh.context_coordinate(self.ranks.rank)
+
     def part(self, unit: int) -> int:
         """Return the index of this rank's shard of a unit, if states are sharded."""
         return self.layout.part(unit, self.ranks.rank)
@@ -122,9 +132,10 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy all groups of this rank."""
         of_units = [group for one in self.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)]
-        single = [self.expert, self.same_experts, self.reduce_world, self.checkpoint, self.probe, self.router_counts]
+        single = [self.expert, self.same_experts, self.context, self.probe, self.router_counts]
+        of_all = [self.reduce_world, self.checkpoint]
         # Units share some groups: destroy each group once.
-        for group in dict.fromkeys([*of_units, *single, *self.reduce_users.values(), *self.p2p.values()]):
+        for group in dict.fromkeys([*of_units, *single, *of_all, *self.reduce_users.values(), *self.p2p.values()]):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -157,6 +168,7 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
         of_units=_unit_groups(layout, maker),
         expert=maker.own_group([*map(list, layout.mesh.expert_groups("expert"))]),
         same_experts=maker.own_group(same_experts) if layout.expert_groups > 1 else None,
+        context=maker.own_group([*map(list, layout.mesh.context_groups)]),
         reduce_world=maker.own_group(world),
         reduce_users=_reduce_users(layout, maker),
         checkpoint=maker.own_gloo_group(world),

@@ -54,16 +54,22 @@ class Choice:
 
 def choices(config: PhaseConfig) -> Iterator[Choice]:
     """Yield every choice allowed by the phase's ranks, layers, experts and batch: pipeline ranks divide the ranks,
-    replicas divide the data ranks, expert ranks divide the ranks of a replica; and each data rank has at least one
-    sequence of each micro-batch. Muon needs whole matrices, so no state is cut."""
+    replicas divide the data ranks, expert ranks and the phase's context ranks divide the ranks of a replica; and each
+    data rank has at least one sequence of each micro-batch, or a part of it. Muon needs whole matrices, so no state is
+    cut."""
     needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
+    context = config.parallelism.context_ranks
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
-        for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
+        if data % context:
+            continue
+        for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // (data // context)):
             for schedule in _schedules_of(config, pipeline, micro_batches):
                 if needs_whole and has_cross_stage_weights(config.model, config.sharing, pipeline, schedule):
                     continue
                 for replicas, sharding in [(1, _WHOLE)] if needs_whole else _shardings(data):
+                    if data // replicas % context:
+                        continue
                     for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
                             yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
@@ -84,6 +90,7 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
         state_sharding=choice.sharding,
         replicas=choice.replicas,
         expert_ranks=choice.expert_ranks,
+        context_ranks=config.parallelism.context_ranks,
     )
     return config.model_copy(
         update={

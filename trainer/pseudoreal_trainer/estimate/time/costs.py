@@ -115,7 +115,7 @@ class MeasuredCosts:
         self.overlaps = profile.overlaps
         # One data rank per pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
-        self._tokens = sizes.max_tokens(layout.data)
+        self._tokens = sizes.max_tokens(layout)
         self._chunks = -(-self._tokens // loss_chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         spans = {self._span(group) for group in _collective_groups(layout)}
@@ -149,7 +149,8 @@ class MeasuredCosts:
 
     def seconds(self, record: Record, resource: Resource, /) -> float:
         if isinstance(record, Pass):
-            return self._speeds.pass_seconds + self._arithmetic(record) + self._accumulation(record)
+            gathered = self.loads(record).get("context", 0.0)
+            return self._speeds.pass_seconds + self._arithmetic(record) + self._accumulation(record) + gathered
         if isinstance(record, Agree):
             return self._speeds.agree_seconds
         loads = self.loads(record)
@@ -180,7 +181,7 @@ class MeasuredCosts:
         match transfer.operation:
             case "all_gather":
                 return known.all_gather
-            case "reduce_scatter":
+            case "reduce_scatter" | "all_to_all":  # both send the same bytes
                 return known.reduce_scatter
         return known.all_reduce
 
@@ -193,6 +194,8 @@ class MeasuredCosts:
                 return layout.data
             case "replicas":
                 return layout.data if layout.replicas > 1 else 1
+            case "context":
+                return layout.context_ranks
             case "holders":
                 here = layout.data // layout.replicas if layout.pool_holders(group.pool) > layout.replicas else 1
                 return (group.users[-1] - group.users[0]) * layout.data + here
@@ -289,5 +292,6 @@ def _collective_groups(layout: Layout) -> Iterator[Group]:
     for unit in range(layout.units):
         yield Group("holders", layout.pool_of(unit), layout.users[unit])
     yield Group("replicas")
+    yield Group("context")
     if layout.balances_steps:
         yield Group("data")

@@ -39,7 +39,7 @@ def max_offloaded_activations(records: RankPlan) -> int:
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) -> Tiers:
     """Return the peak bytes of activations, including the temporary tensors of a running pass, on the data rank with
     the largest part of a micro-batch."""
-    tokens = sizes.max_tokens(layout.data)
+    tokens = sizes.max_tokens(layout)
     walk = _Walk(layout, sizes, tokens, rank)
     for record in records:
         walk.take(record)
@@ -52,7 +52,9 @@ class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._sizes, self._rank, self._boundary = layout, sizes, rank, sizes.boundary(tokens)
         is_selective = layout.keep == "Products"
-        self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk, is_selective=is_selective)
+        self._graphs = autograd_memory_by_position(
+            sizes, tokens, layout.loss_chunk, is_selective=is_selective, context_ranks=layout.context_ranks
+        )
         self._changes: dict[tuple[int, PassPart], Change] = {}
         """(kind of layer, part of a pass through expert-parallel experts) -> bytes that the part changes."""
         self._held = self.peak = 0
@@ -160,15 +162,16 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
         plan = evaluation_plan(replace(at_home, micro_batches=sequences))
         return any(evaluation_peak(at_home, sizes, records) > peak for records, peak in zip(plan, peaks, strict=True))
 
-    most = sizes.max_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
+    most = sizes.max_sequences(layout) * layout.micro_batches
     return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
 
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Return the peak bytes of a rank's activations in an evaluation plan. Each micro-batch of the plan is a single
     sequence."""
-    tokens = sizes.model.sequence_length
-    graphs, boundary = autograd_memory_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
+    tokens = sizes.model.sequence_length // layout.context_ranks
+    boundary = sizes.boundary(tokens)
+    graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk, context_ranks=layout.context_ranks)
     held = peak = 0
     for record in records:
         match record:

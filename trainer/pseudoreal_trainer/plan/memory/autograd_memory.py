@@ -192,11 +192,22 @@ class AutogradMemory(SavedTensors):
             "gradient of the sum of input and attention [B, T, H]": t.hidden,
             "gradient of the mixed values [B, T, Q]": t.query,
             "gradient of the query [B, T, heads, Q / heads]": t.query,
-            "gradient of the key [B, T, key heads, K / key heads]": t.key,
-            "gradient of the value [B, T, key heads, K / key heads]": t.key,
+            **self._gradients_of_keys_and_values,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
         return total(self._pre_norm, self._kept_attention_input, self._heads, table)
+
+    @property
+    def _gradients_of_keys_and_values(self) -> Table:
+        key = self._tensors.key
+        if self.context_ranks > 1:
+            names = ("as one chunk adds to them", "sum over the chunks", "on their way to the ranks")
+            whole = 2 * self.context_ranks * key
+            return {f"gradients of the keys and values of whole sequences, {name}": whole for name in names}
+        return {
+            "gradient of the key [B, T, key heads, K / key heads]": key,
+            "gradient of the value [B, T, key heads, K / key heads]": key,
+        }
 
     @property
     def _at_query_norm(self) -> int:
@@ -271,14 +282,23 @@ class AutogradMemory(SavedTensors):
 
 
 def autograd_memory_by_position(
-    sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None, *, is_selective: bool = False
+    sizes: Sizes,
+    tokens: int,
+    max_chunk_tokens: int | None = None,
+    *,
+    is_selective: bool = False,
+    context_ranks: int = 1,
 ) -> list[AutogradMemory]:
     """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
     tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: whether backward passes
-    recompute the outputs of norms and of activation functions."""
+    recompute the outputs of norms and of activation functions. `context_ranks`: number of ranks over which each
+    sequence is cut."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
-        kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, is_selective, max_chunk_tokens))
+        kinds.setdefault(
+            sizes.kind(layer),
+            AutogradMemory(sizes, tokens, layer, is_selective, context_ranks, max_chunk_tokens),
+        )
         for layer in range(sizes.model.layers)
     ]
     return [layers[0], *layers, layers[-1]]

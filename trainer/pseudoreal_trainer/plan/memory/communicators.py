@@ -23,6 +23,7 @@ def communicators(layout: Layout, rank: int) -> int:
         *(len(users) * _holders(layout, of_pools) for of_pools in pools for users in _users(layout, rank, of_pools)),
         *(len(users) * mesh.data for users in _users(layout, rank, POOLS)),  # norms of single units
         mesh.expert,  # exchanges of tokens
+        mesh.context,  # keys and values of whole sequences
         mesh.replica * mesh.expert_shard if layout.expert_groups > 1 else 1,  # which groups of experts to fetch
         layout.pipeline if layout.measures else 1,  # gradients of layers
         mesh.data if layout.balances_steps else 1,  # choices of the router

@@ -50,6 +50,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         micro_batches=config.batch.micro_batches,
         replicas=config.parallelism.replicas,
         expert_ranks=config.parallelism.expert_ranks,
+        context_ranks=config.parallelism.context_ranks,
         expert_groups=config.offload.expert_groups,
         homes=homes_from_spec(config.offload, sizes),
         order=config.parallelism.schedule,

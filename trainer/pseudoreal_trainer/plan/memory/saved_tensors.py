@@ -30,6 +30,8 @@ class SavedTensors:
     """Number of the layer that uses the block."""
     is_selective: bool = False
     """Whether the backward pass recomputes the tensors that the modules mark (`model.recomputation`)."""
+    context_ranks: int = 1
+    """Number of ranks over which each sequence is cut."""
 
     @cached_property
     def block(self) -> int:
@@ -78,7 +80,7 @@ class SavedTensors:
 
     @property
     def _saved_until_attention(self) -> Table:
-        return self._pre_norm | self._kept_attention_input | self._heads | self._joined_documents
+        return self._pre_norm | self._kept_attention_input | self._heads | self._joined_spans
 
     @property
     def _saved_between(self) -> Table:
@@ -137,20 +139,40 @@ class SavedTensors:
             | self._document_rotation
             | {
                 "query, rotated [B, T, heads, Q / heads]": t.query,
-                "key, rotated [B, T, key heads, K / key heads]": t.key,
-                "value [B, T, key heads, K / key heads]": t.key,
+                **self._keys_and_values,
                 "mixed values [B, T, heads, Q / heads]": t.query,
                 "log-sum-exp of the scores [B, heads, T], accumulation": t.log_sum_exp,
             }
         )
 
     @property
-    def _document_rotation(self) -> Table:
-        """Rotary tables of masked documents, whose positions differ from sequence to sequence. Without masking, all
-        sequences share one resident table."""
-        if not self.sizes.masks_documents:
+    def _keys_and_values(self) -> Table:
+        """Keys and values that attention saves; with context ranks, of whole sequences, gathered into one tensor."""
+        key = self._tensors.key
+        if self.context_ranks > 1:
+            return {"keys and values of whole sequences [B, T, 2 K]": 2 * self.context_ranks * key} | self._masks
+        return dict.fromkeys(
+            ("key, rotated [B, T, key heads, K / key heads]", "value [B, T, key heads, K / key heads]"), key
+        )
+
+    @property
+    def _masks(self) -> Table:
+        """Masks of a rank's two chunks, saved by attention on the CPU. An upper bound: without documents, the queries
+        of both chunks together attend to 2 C + 1 chunks of keys, and some rank needs no mask for its first chunk."""
+        if self._tensors.is_fused:
             return {}
-        part = self._tensors.of(self.tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
+        chunk = self.sizes.model.sequence_length // (2 * self.context_ranks)
+        pairs = chunk * chunk * (2 * self.context_ranks + 1)
+        return {"masks of two chunks [T / 2 C, keys]": self._tensors.of(pairs, self.sizes.compute_bytes)}
+
+    @property
+    def _document_rotation(self) -> Table:
+        """Rotary tables of masked documents, whose positions differ from sequence to sequence, and of parts of
+        sequences. Otherwise all sequences share one resident table."""
+        if not (self.sizes.masks_documents or self.context_ranks > 1):
+            return {}
+        tokens = self.tokens if self.sizes.masks_documents else self.sizes.model.sequence_length // self.context_ranks
+        part = self._tensors.of(tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
         return {"cosines of tokens [B, T, Q / heads / 2]": part, "sines of tokens [B, T, Q / heads / 2]": part}
 
     @property
@@ -173,11 +195,12 @@ class SavedTensors:
         return saved if t.is_fused else saved | {f"{name} before the weight, accumulation": wide}
 
     @property
-    def _joined_documents(self) -> Table:
-        """Copy of the output of attention, saved by the output projection, if attention is called for each document."""
+    def _joined_spans(self) -> Table:
+        """Copy of the output of attention, saved by the output projection, if attention is called for each document, or
+        for each chunk of a rank."""
         t = self._tensors
-        calls_each = self.sizes.masks_documents and not t.has_varlen_attention
-        return {"mixed values of all documents [B, T, Q]": t.query} if calls_each else {}
+        calls_each = self.context_ranks > 1 or (self.sizes.masks_documents and not t.has_varlen_attention)
+        return {"mixed values of all calls [B, T, Q]": t.query} if calls_each else {}
 
     @property
     def _feed_forward(self) -> Table:

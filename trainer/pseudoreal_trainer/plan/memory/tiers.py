@@ -168,7 +168,7 @@ def _tokens_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
     stay where the batch has them."""
     if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return 0
-    sequences, length = sizes.max_sequences(layout.data), sizes.model.sequence_length
+    sequences, length = sizes.max_sequences(layout), sizes.model.sequence_length
     tokens = sizes.allocated(token_bytes([(sequences, length)]))
     positions = sizes.allocated(TOKEN_BYTES * sequences * length) if sizes.masks_documents else 0
     return layout.micro_batches * (tokens + positions)
@@ -202,7 +202,7 @@ def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes of the buffer for the tokens of a step, on their way to a GPU."""
     if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
-    shape = (sizes.max_sequences(layout.data), sizes.model.sequence_length)
+    shape = (sizes.max_sequences(layout), sizes.model.sequence_length)
     size = token_bytes([shape] * layout.micro_batches)
     return Tiers(host=size, pinned=size)
 

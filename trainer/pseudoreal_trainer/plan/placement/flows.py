@@ -12,13 +12,14 @@ from pseudoreal_trainer.plan.mesh import Groups
 from pseudoreal_trainer.plan.records import Plan
 from pseudoreal_trainer.plan.sizes import Sizes
 
-Exchange = Literal["pipeline", "shards", "replicas", "experts"]
+Exchange = Literal["pipeline", "shards", "replicas", "experts", "context"]
 """Kind of traffic.
 
 - pipeline: messages between pipeline ranks
 - shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks that use a unit
 - replicas: gathers and sums between replicas
 - experts: tokens on their way to experts on other ranks and back
+- context: keys and values of sequences that are cut over ranks, and their gradients
 """
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
@@ -87,6 +88,9 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
         case "same experts":
             for ranks in here(mesh.expert_groups("replica", "expert_shard")):
                 yield Flow("experts", ranks, size)
+        case "context":
+            for ranks in here(mesh.context_groups):
+                yield Flow("context", ranks, size)
         case "peer":
             # For each activation a gradient of the same size is sent back, so both ranks send the same number of bytes.
             (peer,) = group.users

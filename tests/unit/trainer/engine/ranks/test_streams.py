@@ -11,7 +11,7 @@ import pytest
 import torch
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload
 from pseudoreal_trainer.engine.executor import StepExecutor
-from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.passes import PlanRun, Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -195,8 +195,8 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
     warm_up = WarmUp(engine._executor._passes)
-    warm_up.run(batch, step_plan(case.layout)[0])
-    assert warm_up._done == {batch.shape(0)}
+    warm_up.run(PlanRun(batch, None), step_plan(case.layout)[0])
+    assert warm_up._done == {(batch.shape(0), None)}
     engine._executor.close()
 
 
@@ -209,7 +209,7 @@ def test_passes_are_warmed_up_once_per_shape(tmp_path: Path, monkeypatch: pytest
     for module in (torch.cuda, torch.accelerator):
         monkeypatch.setattr(module, "synchronize", waits.append)
     for step in range(2):
-        engine._executor._warm_up.run(CaseBatch(case, step, 0, CPU), step_plan(case.layout)[0])
+        engine._executor._warm_up.run(PlanRun(CaseBatch(case, step, 0, CPU), None), step_plan(case.layout)[0])
     assert waits == [CPU]
     engine.close()
 
@@ -226,8 +226,8 @@ def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
         losses.append([])
         for step in range(2):
             if warm:
-                engine._executor._warm_up.run(batch, step_plan(case.layout)[0])
+                engine._executor._warm_up.run(PlanRun(batch, None), step_plan(case.layout)[0])
             losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
-        assert engine._executor._warm_up._done == ({batch.shape(0)} if warm else set())
+        assert engine._executor._warm_up._done == ({(batch.shape(0), None)} if warm else set())
         engine.close()
     assert losses[0] == losses[1]

@@ -126,6 +126,7 @@ class Case:
     replicas: int = 1
     expert_ranks: int = 1
     expert_groups: int = 1
+    context_ranks: int = 1
     homes: str = "d"
     """One letter per unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
@@ -231,6 +232,7 @@ class Case:
             replicas=self.replicas,
             expert_ranks=self.expert_ranks,
             expert_groups=self.expert_groups,
+            context_ranks=self.context_ranks,
             window=self.window,
             keep=self.keep,
             stash=self.stash,

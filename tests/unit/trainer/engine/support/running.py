@@ -75,7 +75,9 @@ class Result:
 
 class CaseBatch:
     def __init__(self, case: Case, step: int, data_rank: int, device: torch.device) -> None:
-        self._part = part_of(batch_of(case, step), data_rank, case.data).to(device)
+        # Neighbouring data ranks have the same sequences, and compute different parts of them.
+        part, parts = data_rank // case.context_ranks, case.data // case.context_ranks
+        self._part = part_of(batch_of(case, step), part, parts).to(device)
 
     def shape(self, micro_batch: int) -> tuple[int, int]:
         return len(self._part[micro_batch]), self._part.shape[2] - 1

@@ -46,7 +46,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
         found.append((sizes.compute_bytes, sizes.master_bytes))
         assert sizes.checkpoint_buffer == 256 << 20
         # 6 sequences in two micro-batches over two data ranks: a rank gets two and one.
-        assert (sizes.micro_batch, sizes.max_tokens(2)) == (3, 2 * 16)
+        assert (sizes.micro_batch, sizes.max_tokens(Layout((0,), 1, 2, 1))) == (3, 2 * 16)
     assert found == [(2, 4), (4, 4), (8, 8)]
     job_body["spec"]["optimizer"]["zLoss"] = "1e-5"
     assert phase_sizes(config(1), "cpu").has_z_loss

@@ -267,7 +267,7 @@ def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
 def test_inputs_of_all_micro_batches_are_alive_when_backward_starts(n: int) -> None:
     """method.md 2.5: the memory cost of the layered order."""
     sizes, layout = make_sizes(6), make_layout(6, 1, n)
-    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(make_layout(6, 1, 1)))
     head = n * 7 * graphs.boundary + graphs.head_backward
     # The head has turned one input into a gradient per micro-batch.
     last_block = n * 7 * graphs.boundary + graphs.block_backward
@@ -276,7 +276,7 @@ def test_inputs_of_all_micro_batches_are_alive_when_backward_starts(n: int) -> N
 
 def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None:
     sizes = make_sizes(6)
-    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(make_layout(6, 1, 1)))
     for n in (1, 5):
         most = 7 * graphs.boundary + max(graphs.head_backward, graphs.block_backward)
         assert walked(make_layout(6, 1, n, order="1F1B"), sizes)[0] == most
@@ -284,7 +284,7 @@ def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None
 
 def test_offloaded_inputs_count_as_host_bytes() -> None:
     sizes, layout = make_sizes(6), make_layout(6, 1, 4)
-    boundary = AutogradMemory(sizes, sizes.max_tokens(1)).boundary
+    boundary = AutogradMemory(sizes, sizes.max_tokens(make_layout(6, 1, 1))).boundary
     device, _ = walked(layout, sizes)
     stashed, on_host = walked(replace(layout, stash=True), sizes)
     assert on_host == 6 * 4 * boundary
@@ -293,7 +293,7 @@ def test_offloaded_inputs_count_as_host_bytes() -> None:
 
 def test_kept_graphs_take_more_bytes_than_kept_inputs() -> None:
     sizes, n, layers = make_sizes(6), 3, 6
-    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(make_layout(6, 1, 1)))
     kept, _ = walked(make_layout(6, 1, n, keep="All"), sizes)
     assert kept > n * layers * graphs.block
     assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward

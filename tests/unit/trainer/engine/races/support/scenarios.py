@@ -36,6 +36,8 @@ _BALANCED_BY_STEP = json.dumps(
         },
     }
 )
+_CUT = json.dumps({"sequenceLength": 8})
+"""Sequences with equal chunks for two context ranks."""
 _TWO_RATES = (("Attention", "0.5", "2"), ("Norms", "2", "1"))
 
 
@@ -98,6 +100,10 @@ SEVERAL_RANKS = {
     "balanced by step": _case(data=2, drawn=_BALANCED_BY_STEP, homes="h", sharding="Full"),
     "rounded gradients of shards": _case(
         data=2, sharding="Full", homes="dhD", clipping="Global", gradients="BFloat16", window=1
+    ),
+    "parts of sequences": _case(data=2, context_ranks=2, drawn=_CUT, sharding="Full", homes="h", clipping="Global"),
+    "parts of documents": _case(
+        data=2, context_ranks=2, drawn=_CUT, documents=True, homes="hd", keep="All", order="GPipe"
     ),
     "replicas": _case(data=2, sharding="Full", replicas=2, homes="dh", clipping="PerUnit"),
     "replicas of shards": _case(data=4, sharding="Full", replicas=2, homes="dh", clipping="Global"),

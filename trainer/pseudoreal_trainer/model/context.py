@@ -1,0 +1,147 @@
+"""Context parallelism: attention of a part of each sequence, with keys and values of whole sequences.
+
+A sequence is cut into 2 C chunks of equal length, where C is the number of context ranks. Rank r computes the chunks r
+and 2 C - 1 - r: an early chunk, which attends to few tokens, and a late chunk, which attends to many. So causal
+attention takes all ranks the same time (Llama 3, arXiv 2407.21783, section 3.3.2). The ranks gather keys and values,
+which have fewer features than queries in models with grouped heads, and attend with the queries of their own chunks.
+All other parts of a layer compute each token for itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+
+@dataclass(frozen=True)
+class ContextCut:
+    """Cut of each sequence into the parts of the context ranks, from the point of view of one rank."""
+
+    ranks: int
+    rank: int
+    """Index of this rank among the context ranks."""
+    length: int
+    """Number of tokens of a sequence, T; a multiple of twice the number of ranks."""
+
+    def __post_init__(self) -> None:
+        assert self.length % (2 * self.ranks) == 0, "the job's rules allow only lengths with equal chunks"
+
+    @property
+    def chunk(self) -> int:
+        """Number of tokens of a chunk."""
+        return self.length // (2 * self.ranks)
+
+    @cached_property
+    def chunks(self) -> tuple[range, range]:
+        """Tokens of this rank's chunks, in the order in which the rank has them."""
+        starts = (self.rank * self.chunk, self.length - (self.rank + 1) * self.chunk)
+        return range(starts[0], starts[0] + self.chunk), range(starts[1], starts[1] + self.chunk)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return this rank's part of a tensor: [B, T, ...] -> [B, T / C, ...]."""
+        return torch.cat([tensor[:, chunk.start : chunk.stop] for chunk in self.chunks], dim=1)
+
+    def joined(self, parts: Tensor) -> Tensor:
+        """Return whole sequences from the parts of all ranks: [C, B, T / C, ...] -> [B, T, ...]."""
+        early, late = parts.unflatten(2, (2, self.chunk)).unbind(2)  # [C, B, T / 2C, ...]
+        return torch.cat([early, late.flip(0)]).transpose(0, 1).flatten(1, 2)
+
+    def parts(self, whole: Tensor) -> Tensor:
+        """Return the parts of all ranks: [B, T, ...] -> [C, B, T / C, ...]; the inverse of `joined`."""
+        early, late = whole.unflatten(1, (2, self.ranks, self.chunk)).unbind(1)  # [B, C, T / 2C, ...]
+        return torch.stack([early, late.flip(1)], dim=2).flatten(2, 3).transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring tokens of one document in one chunk, and the tokens to which these tokens attend."""
+
+    queries: range
+    """Indices of the tokens in the rank's part of the sequence."""
+    keys: range
+    """Indices in the sequence, from the first token of the document to the span's last token."""
+
+
+def spans_of(cut: ContextCut, lengths: Sequence[int]) -> tuple[Span, ...]:
+    """Return the spans of the rank's part of a sequence. `lengths`: lengths in tokens of the sequence's documents, in
+    order; a sequence without documents counts as one document."""
+    found = []
+    documents = [*pairwise(accumulate(lengths, initial=0))]
+    for index, chunk in enumerate(cut.chunks):
+        shift = index * cut.chunk - chunk.start
+        for begin, end in documents:
+            first, last = max(begin, chunk.start), min(end, chunk.stop)
+            if first < last:
+                found.append(Span(range(first + shift, last + shift), range(begin, last)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class SequenceParts:
+    """This rank's parts of the sequences of a micro-batch."""
+
+    cut: ContextCut
+    spans: tuple[tuple[Span, ...], ...]
+    """Entry b: spans of sequence b. A single entry: spans of each sequence."""
+    positions: Tensor
+    """Position of each token in its document, from 0: [B, T / C], or [T / C] if it is the same in all sequences."""
+    gather: Callable[[ContextCut, Tensor], Tensor]
+    """Returns whole sequences from this rank's parts and the parts of the other context ranks, [B, T / C, ...] -> [B,
+    T, ...], with gradient. Collective over the context ranks."""
+    window: int | None = None
+    """Size of the layer's sliding window in tokens; None: no window."""
+
+
+def attend_in_parts(parts: SequenceParts, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return values mixed by causal attention: queries [B, T / C, heads, w], keys and values [B, T / C, key heads, w]
+    -> [B, T / C, heads, w]. Collective over the context ranks."""
+    key, value = parts.gather(parts.cut, torch.cat([key, value], dim=2)).chunk(2, dim=2)
+    if len(parts.spans) == 1:
+        return _attend_to_spans(parts.spans[0], query, key, value, parts.window)
+    rows = zip(parts.spans, query.split(1), key.split(1), value.split(1), strict=True)
+    return torch.cat([_attend_to_spans(spans, *row, parts.window) for spans, *row in rows])
+
+
+def _attend_to_spans(spans: Sequence[Span], query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """Attend with queries of these spans, which cover the part; `key` and `value`: of whole sequences."""
+    return torch.cat([_attend_to_span(span, query, key, value, window) for span in spans], dim=1)
+
+
+def _attend_to_span(span: Span, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    queries, first = span.queries, span.keys.start
+    if window is not None:
+        # The first query attends to the window - 1 tokens before itself.
+        first = max(first, span.keys.stop - len(queries) - window + 1)
+    q, k, v = query[:, queries.start : queries.stop], key[:, first : span.keys.stop], value[:, first : span.keys.stop]
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=_mask(q.shape[1], k.shape[1], window, q.device),
+        is_causal=_is_square(q.shape[1], k.shape[1], window),
+        enable_gqa=q.shape[2] != k.shape[2],
+    )  # [B, heads, queries, w]
+    return mixed.transpose(1, 2)
+
+
+def _is_square(queries: int, keys: int, window: int | None) -> bool:
+    """Return whether the causal mask of torch's kernels, which aligns the first query with the first key, is right."""
+    return queries == keys and (window is None or keys <= window)
+
+
+def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return the mask of queries whose last token is the last of the keys; None for the causal mask of torch's
+    kernels."""
+    if _is_square(queries, keys, window):
+        return None
+    if window is None and device.type != "cpu":
+        return causal_lower_right(queries, keys)  # a description, with which flash attention needs no mask in memory
+    places = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    others = torch.arange(keys, device=device)
+    seen = others <= places
+    return seen if window is None else seen & (others > places - window)
