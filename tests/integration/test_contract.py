@@ -242,7 +242,7 @@ CLAIM: Json = {"persistentVolumeClaim": {"claimName": "text"}}
 HOST: Json = {"hostPath": {"path": "/"}}
 OTHER: Json = {"iscsi": {"targetPortal": "there", "iqn": "iqn.2026-01.example:text", "lun": 0}}
 ORDER = "phases may only be added at the end; a phase cannot be removed, moved or renamed"
-UNTIL = "of until, only step and tokens of the last phase may change, and only grow"
+UNTIL = "spec.phases[].until: only step and tokens of the last phase may change, and may only grow"
 RUNS = "is immutable while the job runs; set spec.suspend to true first"
 
 
@@ -297,7 +297,7 @@ def test_forbidden_changes_of_a_job_are_rejected(
 def test_fields_that_decide_the_weights_of_a_phase_are_immutable(
     change: Callable[..., str], path: str, value: Any, before: Change
 ) -> None:
-    assert f"phases[].{path} is immutable" in change(before, before | {f"spec__phases__1__{path}": value})
+    assert f"spec.phases[].{path} is immutable" in change(before, before | {f"spec__phases__1__{path}": value})
 
 
 @pytest.mark.parametrize(

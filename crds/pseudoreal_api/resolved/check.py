@@ -37,7 +37,10 @@ period in memory."""
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raise UnresolvableJob for the first impossible phase."""
     if float(spec.delink.noise) > 1:
-        raise UnresolvableJob(f"spec.delink.noise {spec.delink.noise} must be at most 1, the scale of initial weights")
+        raise UnresolvableJob(
+            f"spec.delink.noise {spec.delink.noise} must be at most 1, with which noise is as large as initial weights;"
+            " lower noise"
+        )
     _check_blocks(spec)
     for index, phase in enumerate(spec.phases):
         _check_layers(spec, index)
@@ -64,7 +67,7 @@ def _check_blocks(spec: PseudoRealJobSpec) -> None:
     for name, size in _vector_sizes(spec.model):
         if size % MOMENT_BLOCK:
             raise UnresolvableJob(
-                f"spec.optimizer.moments Float8 needs tensors of whole blocks of {MOMENT_BLOCK} elements, but {name} is"
+                f"spec.optimizer.moments Float8 stores moments in blocks of {MOMENT_BLOCK} elements, but {name} is"
                 f" {size}; make it a multiple of {MOMENT_BLOCK}, or set moments to BFloat16"
             )
 
@@ -94,19 +97,19 @@ def _check_layers(spec: PseudoRealJobSpec, index: int) -> None:
     if index == 0:
         if phase.growth is not None:
             raise UnresolvableJob(
-                f"{where}.growth: there is no phase before, as whose layers its own could begin; remove it"
+                f"{where}.growth: there is no phase before the first phase, so no layers are added; remove growth"
             )
         return
     before = spec.phases[index - 1]
     if layers < layers_of(spec, before):
         raise UnresolvableJob(
-            f"{where}.layers {layers} must be at least the {layers_of(spec, before)} of phase {before.name}: no layers"
-            " are taken away; raise it, or leave it out"
+            f"{where}.layers {layers} must be at least the {layers_of(spec, before)} layers of phase {before.name},"
+            " because a phase cannot remove layers; raise layers, or omit the field"
         )
     if phase.growth is not None and not adds_layers(spec, index):
         raise UnresolvableJob(
-            f"{where}.growth needs more layers than the phase before has, but phase {before.name} has {layers} as well;"
-            " remove growth, or set layers in that phase"
+            f"{where}.growth needs more layers than phase {before.name} has, but both phases have {layers} layers;"
+            f" remove growth, or set fewer layers in phase {before.name}"
         )
 
 
@@ -117,7 +120,7 @@ def _check_origins(spec: PseudoRealJobSpec, index: int) -> None:
         if layer >= layers:
             raise UnresolvableJob(
                 f"spec.checkpoint.startFrom.blocks.layers: there is no layer {layer}, as"
-                f" {layers_field(spec.phases[0])} is {layers} and the first is 0"
+                f" {layers_field(spec.phases[0])} is {layers} and the first layer is 0"
             )
 
 
@@ -126,13 +129,13 @@ def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:
     says."""
     where, experts, count = f"spec.phases[{phase.name}]", spec.model.experts, experts_of(spec, phase)
     if experts is None:
-        raise UnresolvableJob(f"{where}.experts is {phase.experts}, but spec.model has no experts; remove it")
+        raise UnresolvableJob(f"{where}.experts is {phase.experts}, but spec.model has no experts; remove experts")
     if count > experts.count:
         raise UnresolvableJob(f"{where}.experts {count} must be at most spec.model.experts.count {experts.count}")
     if experts.prototypes > 1:
         raise UnresolvableJob(
-            f"{where}.experts needs spec.model.experts.prototypes 1, and it is {experts.prototypes}: a copy would be in"
-            " another prototype than the expert that it begins as; remove experts"
+            f"{where}.experts needs spec.model.experts.prototypes 1, but prototypes is {experts.prototypes}: copies of"
+            " experts could be in another prototype than their originals; remove experts"
         )
     if experts.top_k and experts.top_k.per_token > count:
         raise UnresolvableJob(
@@ -146,7 +149,9 @@ def _check_few_experts(spec: PseudoRealJobSpec, phase: Phase) -> None:
     }
     for field, number in parts.items():
         if count % number:
-            raise UnresolvableJob(f"{where}.experts {count} must be a multiple of {field}, {number}; change them")
+            raise UnresolvableJob(
+                f"{where}.experts {count} must be a multiple of {field}, which is {number}; change one of them"
+            )
 
 
 def _check_added_experts(spec: PseudoRealJobSpec, index: int) -> None:
@@ -157,14 +162,14 @@ def _check_added_experts(spec: PseudoRealJobSpec, index: int) -> None:
     had, has = experts_of(spec, before), experts_of(spec, phase)
     if has < had:
         raise UnresolvableJob(
-            f"spec.phases[{phase.name}].experts {has} must be at least the {had} of phase {before.name}: no experts are"
-            " taken away; raise it, or leave it out"
+            f"spec.phases[{phase.name}].experts {has} must be at least the {had} experts of phase {before.name},"
+            " because a phase cannot remove experts; raise experts, or omit the field"
         )
     if adds_experts(spec, index) and float(spec.delink.noise) == 0:
         raise UnresolvableJob(
-            f"spec.delink.noise must be greater than 0, as phase {phase.name} has {has} experts and phase {before.name}"
-            f" {had}: equal experts with equal routers get equal gradients, and would never part; set it to 0.01, for"
-            " instance"
+            f"spec.delink.noise must be greater than 0, because phase {phase.name} has {has} experts, copied from"
+            f" {had} experts of phase {before.name}: without noise, copies get equal gradients and never differ; set"
+            " noise to 0.01, for instance"
         )
 
 
@@ -182,13 +187,13 @@ def _check_shallow(spec: PseudoRealJobSpec, phase: Phase) -> None:
         if blocks[layer] in others:
             raise UnresolvableJob(
                 f"{where}.sharing: layer {layer} of spec.model.experts.denseLayers shares a block with layer"
-                f" {others[blocks[layer]]}, which has experts; the two kinds have no weights in common; change one of"
-                " them"
+                f" {others[blocks[layer]]}, but layers with and without experts cannot share a block; change sharing or"
+                " denseLayers"
             )
     if phase.until.gradient_correlation is not None and sharing.blocks == model.layers:
         raise UnresolvableJob(
             f"{where}.until.gradientCorrelation compares layers that share a block, but the phase has {sharing.blocks}"
-            f" blocks for {where}.layers {model.layers}; remove it or lower sharing.blocks"
+            f" blocks for {where}.layers {model.layers}; remove gradientCorrelation, or lower sharing.blocks"
         )
 
 
@@ -201,10 +206,10 @@ def _check_sources(spec: PseudoRealJobSpec, index: int) -> None:
         Sources.of(growth, before, after)
     except ValueError as error:
         if not adds_layers(spec, index):
-            raise UnresolvableJob(f"{where}.sharing: {error}") from None
+            raise UnresolvableJob(f"{where}.sharing: {error}; change sharing") from None
         raise UnresolvableJob(
-            f"{where}.growth, {growth.pattern} from {before[0].layers} layers to {after[0].layers}: {error}; change"
-            " growth, sharing or layers"
+            f"{where}.growth with pattern {growth.pattern}, from {before[0].layers} to {after[0].layers} layers:"
+            f" {error}; change growth, sharing or layers"
         ) from None
 
 
@@ -219,26 +224,26 @@ def _check_whole_matrices(spec: PseudoRealJobSpec, phase: Phase) -> None:
         number, sequences = ranks.workers * ranks.processes_per_worker, phase.batch.sequences
         if shares and number > sequences:
             raise UnresolvableJob(
-                f"{where}.layout Auto: {number} ranks need several pipeline ranks, as a step has {sequences} sequences,"
-                " and these may cut weights that layers share, but spec.optimizer.algorithm Muon needs whole matrices;"
-                f" raise batch.sequences to {number}, lower workers, or set algorithm AdamW"
+                f"{where}.layout Auto: with {number} ranks for the {sequences} sequences of a step, there are several"
+                " pipeline ranks, which may cut weights that layers share, but spec.optimizer.algorithm Muon needs"
+                f" whole matrices; raise batch.sequences to {number}, lower workers, or set algorithm AdamW"
             )
         return
     if shares and phase.elastic is not None and asked.pipeline == "AllRanks":
         raise UnresolvableJob(
-            f"{where}.pipeline AllRanks changes the pipeline with the workers of an elastic phase, which may cut"
-            " weights that layers share, but spec.optimizer.algorithm Muon needs whole matrices; set pipeline 1, remove"
-            " elastic, or set algorithm AdamW"
+            f"{where}.pipeline AllRanks changes the number of pipeline ranks with the workers of an elastic phase, and"
+            " several pipeline ranks may cut weights that layers share, but spec.optimizer.algorithm Muon needs whole"
+            " matrices; set pipeline 1, remove elastic, or set algorithm AdamW"
         )
     if state_sharding(spec, phase, ranks) != "None" and ranks.data_ranks > 1:
         raise UnresolvableJob(
             f"{where}.stateSharding {asked.state_sharding} cuts matrices over {ranks.data_ranks} data-parallel ranks,"
-            " and spec.optimizer.algorithm Muon needs whole ones; set stateSharding None, or algorithm AdamW"
+            " but spec.optimizer.algorithm Muon needs whole matrices; set stateSharding None, or algorithm AdamW"
         )
     if model.layers % sharing.blocks == 0 and has_cross_stage_weights(model, sharing, ranks.pipeline, asked.schedule):
         raise UnresolvableJob(
             f"{where}.pipeline {asked.pipeline} puts layers with shared weights on several pipeline ranks, which cut"
-            " the state of these weights, and spec.optimizer.algorithm Muon needs whole matrices; set pipeline 1, or"
+            " the state of these weights, but spec.optimizer.algorithm Muon needs whole matrices; set pipeline 1, or"
             " algorithm AdamW"
         )
 
@@ -261,8 +266,8 @@ def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
             )
         if unit == "head" and spec.model.embeddings == "Tied":
             raise UnresolvableJob(
-                f"spec.phases[{phase.name}].offload.homes: there is no head, as spec.model.embeddings is Tied: name"
-                " embedding, which the head is a part of"
+                f"spec.phases[{phase.name}].offload.homes: there is no unit head, because spec.model.embeddings is"
+                " Tied; name the unit embedding, which contains the head"
             )
 
 
@@ -277,6 +282,6 @@ def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:
     weights = [part.weight for part in phase.mixture] or [source.weight for source in spec.data.sources]
     if weights and sum(weights) // gcd(*weights) > _MOST_PERIOD:
         raise UnresolvableJob(
-            f"spec.phases[{phase.name}]: the weights of its sources, without their common divisor, add up to"
-            f" {sum(weights) // gcd(*weights)}, and may add up to {_MOST_PERIOD}; use smaller numbers"
+            f"spec.phases[{phase.name}]: the weights of the sources, divided by their greatest common divisor, add up"
+            f" to {sum(weights) // gcd(*weights)}, but the sum must be at most {_MOST_PERIOD}; use smaller weights"
         )

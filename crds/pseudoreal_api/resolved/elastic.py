@@ -45,8 +45,8 @@ def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
         raise UnresolvableJob(
             f"spec.phases[{phase.name}]: no number of micro-batches divides batch.sequences {phase.batch.sequences} so"
             f" that each of {ranks.data_ranks} data-parallel ranks, on {workers} workers, has between 1"
-            f" and {layouts.at_a_time} sequences of one, as on {phase.workers}; change batch.sequences or"
-            " elastic.minWorkers"
+            f" and {layouts.at_a_time} sequences of a micro-batch, as on {phase.workers} workers; change"
+            " batch.sequences or elastic.minWorkers"
         )
     batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
     return fewer.model_copy(update={"batch": batch})
@@ -70,7 +70,7 @@ def check_elastic(spec: PseudoRealJobSpec, index: int) -> None:
         laid_out(spec, phase, least)
     except UnresolvableJob as error:
         raise UnresolvableJob(
-            f"spec.phases[{phase.name}].elastic.minWorkers is {least}, and the phase cannot have so many workers"
+            f"spec.phases[{phase.name}].elastic.minWorkers is {least}, but the phase cannot run on {least} workers"
             f" ({error}); the next number that fits is {_sizes(spec, index)[0]}"
         ) from None
 

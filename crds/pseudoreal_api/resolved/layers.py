@@ -128,9 +128,10 @@ def _owned_by(added: Sequence[bool], numbers: Sequence[int | None], what: str) -
     for layer, number in enumerate(numbers):
         first = layer if number is None else users.setdefault(number, layer)
         if added[layer] != added[first]:
+            zero, other = (layer, first) if added[layer] else (first, layer)
             raise ValueError(
-                f"initial ZeroOutput sets outputs of layer {layer} to zero, and it shares {what} {number} with layer"
-                f" {first}, which is not added"
+                f"initial ZeroOutput sets outputs of layer {zero} to zero, but layer {zero} shares {what} {number} with"
+                f" layer {other}, which is not added"
             )
     return frozenset(number for number, layer in users.items() if added[layer])
 
@@ -150,13 +151,13 @@ def _sources(
         if old is None or new is None:
             here, there = (f"{'without' if number is None else 'with'} experts" for number in (new, old))
             raise ValueError(
-                f"layer {layer}, one {here}, would begin as layer {origins[layer]}, one {there}; the two kinds have no"
-                " weights in common"
+                f"layer {layer} {here} would start from layer {origins[layer]} {there}, but both layers must have"
+                " experts, or neither"
             )
         if found.setdefault(new, old) != old:
             raise ValueError(
-                f"layer {layer} shares new {what} {new} with a layer of old {what} {found[new]}, but begins with old"
-                f" {what} {old}; a phase's sharing must refine that of the phase before"
+                f"the sharing must refine the sharing of the phase before, but layer {layer} would start from {what}"
+                f" {old} of that phase, and another layer that shares {what} {new} would start from {what} {found[new]}"
             )
     return found
 

@@ -416,8 +416,8 @@ def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str
         if number > 1 and spec.model.norm.placement != "Pre":
             raise UnresolvableJob(
                 f"{where}.{field} {number} needs spec.model.norm.placement Pre, and it is"
-                f" {spec.model.norm.placement}: a norm behind the experts would need what they made once more in the"
-                f" backward pass; remove {field.rpartition('.')[2]}"
+                f" {spec.model.norm.placement}: a norm after the experts would need their outputs again in the backward"
+                f" pass; remove {field.rpartition('.')[2]}"
             )
 
 
@@ -430,9 +430,9 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
     schedule, number = phase.parallelism.schedule, phase.batch.micro_batches
     if not knows_choices_in_time(spec, phase, number):
         raise UnresolvableJob(
-            f"{where}.parallelism.schedule {schedule} goes back through a layer before all {number} micro-batches have"
-            " chosen its experts, and spec.model.experts.topK.balanceOver Step needs all choices of a step; set"
-            " schedule Layered or GPipe"
+            f"{where}.parallelism.schedule {schedule} starts backward passes of a layer before all {number}"
+            " micro-batches are routed to experts, but spec.model.experts.topK.balanceOver Step needs the routing of"
+            " the whole step; set schedule Layered or GPipe"
         )
 
 
@@ -466,14 +466,14 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
     numbers."""
     if layers % pipeline:
         raise UnresolvableJob(
-            f"the schedule Interleaved on {pipeline} pipeline ranks needs a multiple of them as the number of layers,"
-            f" which is {layers}; set parallelism.pipeline to a divisor"
+            f"the schedule Interleaved on {pipeline} pipeline ranks needs a number of layers that is a multiple of"
+            f" {pipeline}, but the phase has {layers} layers; set parallelism.pipeline to a divisor of {layers}"
         )
     rounds = max(1, micro_batches // pipeline)
     if micro_batches % rounds:
         raise UnresolvableJob(
             f"the schedule Interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
-            f" batch.microBatches is {micro_batches}; a multiple of {pipeline} fits, and so does any smaller number"
+            f" batch.microBatches is {micro_batches}; set it to a multiple of {pipeline}, or below {2 * pipeline}"
         )
 
 

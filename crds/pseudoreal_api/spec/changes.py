@@ -46,7 +46,7 @@ def _of_each_phase(holds: str) -> str:
 
 
 def _immutable_in_phases(field: str, holds: str) -> Rule:
-    return Rule(_of_each_phase(f"({holds})"), says(f"phases[].{field} is immutable; {_ANEW}"))
+    return Rule(_of_each_phase(f"({holds})"), says(f"spec.phases[].{field} is immutable; {_ANEW}"))
 
 
 _BOUNDS = "phases[i].until"
@@ -87,7 +87,7 @@ SPEC_CHANGES: tuple[Rule, ...] = (
     ),
     Rule(
         _of_each_phase(f"({_same(_BOUNDS)} || (i == size(oldSelf.phases) - 1 && {_GROWS}))"),
-        says("spec.phases: of until, only step and tokens of the last phase may change, and only grow"),
+        says("spec.phases[].until: only step and tokens of the last phase may change, and may only grow"),
     ),
 )
 """Rules on the spec."""

@@ -97,8 +97,8 @@ def _wrong_labels(labels: dict[str, str]) -> Iterator[str]:
     for key, value in labels.items():
         if not _LABEL_VALUE.fullmatch(value):
             yield (
-                f"metadata.labels.{key}: {value!r} is no value of a label: at most 63 letters, digits, - _ and ., with"
-                " a letter or a digit at both ends"
+                f"metadata.labels.{key}: {value!r} is not a valid label value; use at most 63 letters, digits, -, _ and"
+                " ., with a letter or digit at both ends"
             )
 
 

@@ -77,7 +77,7 @@ def test_fewer_workers_do_not_have_micro_batches_whose_choices_come_too_late() -
         )
     ).spec
     assert sizes(spec) == {4: 1}
-    with pytest.raises(UnresolvableJob, match=r"minWorkers is 2, and .*; the next number that fits is 4"):
+    with pytest.raises(UnresolvableJob, match=r"minWorkers is 2, but .*; the next number that fits is 4"):
         check_resolvable(spec)
 
 
@@ -97,7 +97,8 @@ def test_without_elastic_there_is_one_size() -> None:
         (
             {"least": 3, "batch": {"sequences": 8, "microBatches": 2}},
             r"minWorkers is 3, .*no number of micro-batches divides batch.sequences 8 so that each of 3 data-parallel"
-            r" ranks, on 3 workers, has between 1 and 1 sequences of one, as on 4; .*; the next number that fits is 4",
+            r" ranks, on 3 workers, has between 1 and 1 sequences of a micro-batch, as on 4 workers; .*; the next"
+            r" number that fits is 4",
         ),
         ({"least": 1, "workers": 3, "parallelism": {"pipeline": 2}}, r"= 3 ranks, not a multiple"),
     ],

@@ -56,8 +56,8 @@ def mixture(weights: Sequence[int]) -> Mixture:
     reduced = tuple(weight // divisor for weight in weights)
     if sum(reduced) > MOST_PERIOD:
         raise ValueError(
-            f"the weights of a mixture, without their common divisor, add up to {sum(reduced):,}, and may add up to"
-            f" {MOST_PERIOD:,}: use smaller numbers"
+            f"the weights of a mixture, divided by their greatest common divisor, add up to {sum(reduced):,}, but the"
+            f" sum must be at most {MOST_PERIOD:,}; use smaller weights"
         )
     slots = np.fromiter(_slots(reduced), dtype=np.int64)
     ranks = np.empty_like(slots)

@@ -27,21 +27,21 @@ _LAST_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _PREFIX = "pseudoreal_trainer_"
 _PROGRESS = {
-    "step": "Training steps done, from the job's start.",
+    "step": "Number of training steps done since the job's start.",
     "total_steps": "Step at which the last phase ends at the latest.",
-    "tokens": "Tokens trained, from the job's start.",
+    "tokens": "Number of tokens trained since the job's start.",
     "loss": "Training loss of the newest step, in nats per token.",
     "validation_loss": "Newest validation loss, in nats per token.",
     "learning_rate": "Learning rate of the newest step.",
-    "gradient_norm": "L2 norm of the newest step's gradient before clipping.",
-    "tokens_per_second": "Rate over the newest steps.",
-    "step_seconds": "Seconds of a step, in the mean over the newest ones.",
-    "remaining_seconds": "Estimate of the seconds that the phase still takes.",
-    "skipped_steps": "Steps whose updates were left out, from the job's start.",
-    "teraflops_per_second": "Rate of each rank, in 10^12 operations of the model a second.",
-    "mfu": "That rate as a share of the device's peak.",
-    "device_bytes": "Most memory of its GPU that rank 0 has taken.",
-    "host_bytes": "Most memory of the host that rank 0 has taken.",
+    "gradient_norm": "L2 norm of the whole gradient of the newest step, before clipping.",
+    "tokens_per_second": "Tokens trained per second, mean over the newest 20 steps.",
+    "step_seconds": "Seconds of a step, mean over the newest 20 steps.",
+    "remaining_seconds": "Estimate of the seconds that remain for the current phase.",
+    "skipped_steps": "Number of steps since the job's start that skipped updates.",
+    "teraflops_per_second": "Rate of each rank, in 10^12 operations of the model per second.",
+    "mfu": "Rate of each rank (teraflops_per_second) as a share of the device's peak in bfloat16.",
+    "device_bytes": "Peak of the memory that rank 0 has used on its GPU, in bytes.",
+    "host_bytes": "Peak of the memory that rank 0 has used on the host, in bytes.",
 }
 """Field of a progress report -> HELP text of its gauge. A field with value None has no sample."""
 
@@ -143,10 +143,11 @@ class _PodMetrics(Collector):
             return
         for name, meaning in _PROGRESS.items():
             yield _gauge(name, meaning, {"": getattr(progress, name)})
-        meaning = "Seconds that steps have taken, from the start of the process."
+        meaning = "Seconds of all steps since the start of the process, without validations and checkpoints."
         yield CounterMetricFamily(f"{_PREFIX}steps_seconds", meaning, progress.seconds)
         meaning = (
-            "Seconds of these in which rank 0 waited: for data, for reductions among ranks, for updates in the home."
+            "The part of steps_seconds_total in which rank 0 waited. for: data (samples), reductions (sums of gradients"
+            " over ranks) or updates (of units in their home)."
         )
         waits = CounterMetricFamily(f"{_PREFIX}wait_seconds", meaning, labels=["for"])
         for cause, seconds in progress.waits.items():
@@ -158,15 +159,15 @@ class _PodMetrics(Collector):
         if saved is not None:
             meaning = "Seconds since the newest checkpoint of this execution was committed."
             yield _gauge("checkpoint_age_seconds", meaning, {"": saved.seconds})
-            yield _gauge("checkpoint_step", "Step of that checkpoint.", {"": saved.step})
+            yield _gauge("checkpoint_step", "Step of the newest checkpoint of this execution.", {"": saved.step})
 
     def _ranks(self) -> Iterator[Metric]:
         ranks = {str(rank.rank): rank for rank in self._report.ranks}
-        meaning = "Training steps that a rank has done, from the job's start."
+        meaning = "Number of training steps that the rank has done since the job's start."
         yield _gauge("rank_step", meaning, {name: rank.step for name, rank in ranks.items()}, "rank")
-        meaning = "Seconds that a step takes a rank outside of waits for others."
+        meaning = "Seconds of a step of the rank without waits for other ranks, mean over the newest steps."
         yield _gauge("rank_busy_seconds", meaning, {name: rank.busy_seconds for name, rank in ranks.items()}, "rank")
-        meaning = "Seconds since a rank began what it does: one that stands still shows more and more."
+        meaning = "Seconds since the present activity of the rank began. They grow while the rank makes no progress."
         yield _gauge("rank_activity_seconds", meaning, {name: rank.seconds for name, rank in ranks.items()}, "rank")
 
 

@@ -34,33 +34,33 @@ _OPERATION_RULES = (
     on_job(
         "self.checkpoint.storage.type == 'Volume' ? !has(self.checkpoint.storage.objectStorage)"
         " : !has(self.checkpoint.storage.volume)",
-        "spec.checkpoint.storage.type is %s, but the storage of the other type is set beside it; remove that, or change"
-        " the type",
+        "spec.checkpoint.storage.type is %s, but the field of the other type is set; remove this field, or change the"
+        " type",
         "self.checkpoint.storage.type",
     ),
     on_job(
         f"!has({_OBJECTS}) || !has({_OBJECTS}.endpoint) || {_OBJECTS}.url.startsWith('s3:')",
-        "spec.checkpoint.storage.objectStorage.endpoint %s is for s3:// alone, and url is %s; remove it",
+        "spec.checkpoint.storage.objectStorage.endpoint %s is for s3:// only, but url is %s; remove endpoint",
         f"{_OBJECTS}.endpoint",
         f"{_OBJECTS}.url",
     ),
     on_job(
         f"!has({_OBJECTS}) || !has({_OBJECTS}.credentialsSecretName) || !{_OBJECTS}.url.startsWith('gs:')",
-        "spec.checkpoint.storage.objectStorage.credentialsSecretName %s is not for gs://, whose keys are files; give"
-        " the pods a service account with the rights, or mount the file and name it in spec.pod.env as"
-        " GOOGLE_APPLICATION_CREDENTIALS",
+        "spec.checkpoint.storage.objectStorage.credentialsSecretName %s is not for gs://, where a key is a file; remove"
+        " it, and give the pods a service account with access, or mount the file and set GOOGLE_APPLICATION_CREDENTIALS"
+        " in spec.pod.env to its path",
         f"{_OBJECTS}.credentialsSecretName",
     ),
     on_job(
         f"!{_NAMED_CLAIM} || !has(self.checkpoint.storage.volume.claimTemplate)",
-        "spec.checkpoint.storage.volume has both claimName %s and claimTemplate; name a claim that exists, or describe"
-        " one to be made",
+        "spec.checkpoint.storage.volume has both claimName %s and claimTemplate; keep claimName for an existing claim,"
+        " or claimTemplate for a new claim",
         "self.checkpoint.storage.volume.claimName",
     ),
     on_job(
         f"!{_NAMED_CLAIM} || self.checkpoint.storage.volume.retentionPolicy == 'Retain'",
-        "spec.checkpoint.storage.volume.retentionPolicy %s is for a claim that is made for the job, but claimName %s"
-        " names one; remove one of them",
+        "spec.checkpoint.storage.volume.retentionPolicy %s is for a claim that the operator creates, but claimName %s"
+        " names an existing claim; remove one of these fields",
         "self.checkpoint.storage.volume.retentionPolicy",
         "self.checkpoint.storage.volume.claimName",
     ),
@@ -84,25 +84,26 @@ _OPERATION_RULES = (
     ),
     on_job(
         f"!has({_START}) || ({_START}.blocks.type == 'Listed') == (size({_START}.blocks.layers) > 0)",
-        "spec.checkpoint.startFrom.blocks.type is %s: Listed needs spec.checkpoint.startFrom.blocks.layers, and no"
-        " other type has them",
+        "spec.checkpoint.startFrom.blocks.type is %s; set spec.checkpoint.startFrom.blocks.layers with type Listed, and"
+        " only then",
         f"{_START}.blocks.type",
     ),
     on_job(
         f"!has({_START}) || {_START}.blocks.layers.all(l, l < self.model.layers)",
-        "spec.checkpoint.startFrom.blocks.layers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        "spec.checkpoint.startFrom.blocks.layers: there is no layer %d, as spec.model.layers is %d and the first layer"
+        " is 0",
         f"{_START}.blocks.layers.filter(l, l >= self.model.layers)[0]",
         "self.model.layers",
     ),
     on_job(
         f"!has({_START}) || size({_START}.blocks.layers) == 0 || {_FIRST_BLOCKS} < self.model.layers",
-        "spec.checkpoint.startFrom.blocks.layers: the phase %s shares no blocks, so that each layer begins as itself;"
-        " remove spec.checkpoint.startFrom.blocks",
+        "spec.checkpoint.startFrom.blocks.layers: the phase %s shares no blocks, so each layer starts from the layer of"
+        " the same index; remove spec.checkpoint.startFrom.blocks",
         "self.phases[0].name",
     ),
     on_job(
         f"!has({_START}) || size({_START}.blocks.layers) == 0 || size({_START}.blocks.layers) == {_FIRST_BLOCKS}",
-        "spec.checkpoint.startFrom.blocks.layers has %d layers, and the phase %s has %d blocks; name a layer for each",
+        "spec.checkpoint.startFrom.blocks.layers has %d layers, and the phase %s has %d blocks; list a layer per block",
         f"size({_START}.blocks.layers)",
         "self.phases[0].name",
         _FIRST_BLOCKS,
@@ -111,7 +112,8 @@ _OPERATION_RULES = (
     *(
         on_job(
             f"has(self.scheduling.queue) || !{is_set}",
-            f"spec.scheduling.{field} needs scheduling.queue, a label is not enough; set the field, or remove {field}",
+            f"spec.scheduling.{field} needs scheduling.queue (the label of Kueue is not enough); set queue, or remove"
+            f" {field}",
         )
         for field, is_set in (
             ("queueDelink", "self.scheduling.queueDelink"),
@@ -120,8 +122,8 @@ _OPERATION_RULES = (
     ),
     on_job(
         "!has(self.scheduling.gang.timeoutSeconds) || self.scheduling.gang.policy == 'SchedulerPlugins'",
-        "spec.scheduling.gang.timeoutSeconds is of policy SchedulerPlugins alone, and gang.policy is %s; remove it, and"
-        " set deadlines.startupSeconds to let go of pods that do not all get nodes",
+        "spec.scheduling.gang.timeoutSeconds is for policy SchedulerPlugins only, but gang.policy is %s; remove it, and"
+        " set spec.deadlines.startupSeconds to release pods if not all of them run",
         "self.scheduling.gang.policy",
     ),
     on_job(
@@ -132,8 +134,8 @@ _OPERATION_RULES = (
     ),
     on_job(
         f"self.logging.sinks.all(s, {_DESCRIBED})",
-        "spec.logging.sinks: the one of type %s needs the field of that type, and no other; set weightsAndBiases for"
-        " WeightsAndBiases, mlflow for MLflow",
+        "spec.logging.sinks: the sink of type %s lacks the field of its type, or has another; set weightsAndBiases for"
+        " WeightsAndBiases, mlflow for MLflow, neither for TensorBoard",
         f"self.logging.sinks.filter(s, !({_DESCRIBED}))[0].type",
     ),
     on_job(
@@ -143,7 +145,8 @@ _OPERATION_RULES = (
     ),
     on_job(
         "!has(self.restart.windowSeconds) || self.restart.maxRestarts <= 100",
-        "spec.restart.maxRestarts %d must be at most 100 beside spec.restart.windowSeconds, as each one is remembered",
+        "spec.restart.maxRestarts %d must be at most 100 with spec.restart.windowSeconds: status.faults keeps at most"
+        " 100 faults",
         "self.restart.maxRestarts",
     ),
     on_job(

@@ -10,14 +10,14 @@ _BYTES = 256
 MODEL_RULES = (
     on_job(
         f"has({_ATTENTION}.headSize) || self.model.hiddenSize % (2 * {_ATTENTION}.heads) == 0",
-        "spec.model.hiddenSize %d must be a multiple of twice spec.model.attention.heads %d, or"
-        " spec.model.attention.headSize be set: rotary positions turn pairs of the features of a head",
+        "spec.model.hiddenSize %d must be a multiple of twice spec.model.attention.heads %d, because rotary positions"
+        " rotate pairs of features of a head; change one of them, or set spec.model.attention.headSize",
         "self.model.hiddenSize",
         f"{_ATTENTION}.heads",
     ),
     on_job(
         f"!has({_ATTENTION}.headSize) || {_ATTENTION}.headSize % 2 == 0",
-        "spec.model.attention.headSize %d must be even: rotary positions turn pairs of the features of a head",
+        "spec.model.attention.headSize %d must be even, because rotary positions rotate pairs of features of a head",
         f"{_ATTENTION}.headSize",
     ),
     on_job(
@@ -34,7 +34,7 @@ MODEL_RULES = (
     on_job(
         f"!has({_SCALING}) || (has({_SCALING}.llama3) == ({_SCALING}.type == 'Llama3')"
         f" && has({_SCALING}.yarn) == ({_SCALING}.type == 'Yarn'))",
-        "spec.model.attention.rotary.scaling.type is %s: set the field of that type, and none of another one",
+        "spec.model.attention.rotary.scaling.type is %s; set the field of this type, and remove the other field",
         f"{_SCALING}.type",
     ),
     *(
@@ -62,25 +62,25 @@ MODEL_RULES = (
     on_job(
         f"!has({_ATTENTION}.window) || !has({_ATTENTION}.window.layers)"
         f" || {_ATTENTION}.window.layers.all(l, l < self.model.layers)",
-        "spec.model.attention.window.layers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        "spec.model.attention.window.layers: there is no layer %d, as spec.model.layers is %d and the first layer is 0",
         f"{_ATTENTION}.window.layers.filter(l, l >= self.model.layers)[0]",
         "self.model.layers",
     ),
     on_job(
         "!has(self.model.norm.epsilon) || double(self.model.norm.epsilon) >= 1e-37",
-        "spec.model.norm.epsilon %s must be at least 1e-37: in float32 it would be 0, and a token of zeros would be"
-        " divided by that",
+        "spec.model.norm.epsilon %s must be at least 1e-37: float32 rounds very small numbers to 0, and the norm of a"
+        " token of zeros would divide by 0",
         "self.model.norm.epsilon",
     ),
     # Experts.
     on_job(
         f"!has(self.model.experts) || has({_EXPERTS}.topK) == ({_EXPERTS}.type == 'TopK')",
-        "spec.model.experts.type is %s; topK is set with type TopK, and with no other",
+        "spec.model.experts.type is %s; set topK with type TopK, and remove topK with type Prototypes",
         f"{_EXPERTS}.type",
     ),
     on_job(
         f"!has(self.model.experts) || {_EXPERTS}.type != 'TopK' || {_EXPERTS}.prototypes == 1",
-        "spec.model.experts.prototypes %d needs spec.model.experts.type Prototypes; remove it",
+        "spec.model.experts.prototypes %d needs spec.model.experts.type Prototypes; remove prototypes",
         f"{_EXPERTS}.prototypes",
     ),
     on_job(
@@ -97,20 +97,21 @@ MODEL_RULES = (
     on_job(
         f"!has(self.model.experts) || !has({_EXPERTS}.topK) || {_EXPERTS}.topK.balanceOver == 'Sequence'"
         f" || double({_EXPERTS}.topK.auxiliaryLoss) > 0.0",
-        "spec.model.experts.topK.balanceOver %s is of a loss whose factor, auxiliaryLoss, is %s; set auxiliaryLoss, or"
-        " remove balanceOver",
+        "spec.model.experts.topK.balanceOver %s applies to a balance loss, whose coefficient auxiliaryLoss is %s; set"
+        " auxiliaryLoss, or remove balanceOver",
         f"{_EXPERTS}.topK.balanceOver",
         f"{_EXPERTS}.topK.auxiliaryLoss",
     ),
     on_job(
         f"!has(self.model.experts) || {_EXPERTS}.denseLayers.all(l, l < self.model.layers)",
-        "spec.model.experts.denseLayers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        "spec.model.experts.denseLayers: there is no layer %d, as spec.model.layers is %d and the first layer is 0",
         f"{_EXPERTS}.denseLayers.filter(l, l >= self.model.layers)[0]",
         "self.model.layers",
     ),
     on_job(
         f"!has(self.model.experts) || size({_EXPERTS}.denseLayers) < self.model.layers",
-        "spec.model.experts.denseLayers has %d layers, all of spec.model.layers %d; remove spec.model.experts",
+        "spec.model.experts.denseLayers has %d layers, and spec.model.layers is %d, so no layer has experts; remove"
+        " spec.model.experts",
         f"size({_EXPERTS}.denseLayers)",
         "self.model.layers",
     ),
@@ -123,13 +124,12 @@ MODEL_RULES = (
     # Tokens.
     on_job(
         f"size(self.data.sources) > 0 || self.model.vocabularySize >= {_BYTES}",
-        f"spec.model.vocabularySize %d must be at least {_BYTES}: text is trained on as bytes",
+        f"spec.model.vocabularySize %d must be at least {_BYTES}: without spec.data.sources, tokens are bytes of text",
         "self.model.vocabularySize",
     ),
     on_job(
         "self.data.documents.masking == 'None' || size(self.data.sources) > 0",
-        "spec.data.documents.masking %s needs spec.data.sources: in text that is trained on as bytes nothing ends a"
-        " document",
+        "spec.data.documents.masking %s needs spec.data.sources: if tokens are bytes of text, no token ends a document",
         "self.data.documents.masking",
     ),
     on_job(

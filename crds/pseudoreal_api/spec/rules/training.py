@@ -52,14 +52,14 @@ TRAINING_RULES = (
     ),
     on_job(
         "size(self.data.sources) == 0 || size(self.data.validation.sets) > 0",
-        "spec.data.validation.sets: beside the %d spec.data.sources there must be one at least; name files of tokens"
-        " that are not trained on",
+        "spec.data.validation.sets is empty, but the %d spec.data.sources need at least one set; name files of tokens"
+        " that training does not read",
         "size(self.data.sources)",
     ),
     on_job(
         "size(self.data.sources) > 0 || size(self.data.validation.sets) == 0",
-        "spec.data.validation.sets: the %d sets are tokens, and without spec.data.sources training reads text; remove"
-        " them, and spec.data.validation.fraction of the text is measured",
+        "spec.data.validation.sets has %d sets of tokens, but without spec.data.sources training reads text; remove"
+        " sets, and spec.data.validation.fraction of the text is held out",
         "size(self.data.validation.sets)",
     ),
     on_job(
@@ -69,8 +69,8 @@ TRAINING_RULES = (
     ),
     on_job(
         "self.data.tokenizer.type == 'Bytes' || size(self.data.sources) > 0",
-        "spec.data.tokenizer.type %s is for spec.data.sources, and text is trained on as bytes; run `pseudoreal data"
-        " prepare` with that tokenizer, and name what it writes in spec.data.sources",
+        "spec.data.tokenizer.type %s needs spec.data.sources, because the tokens of text are its bytes; run"
+        " `pseudoreal data prepare` with this tokenizer, and name its output in spec.data.sources",
         "self.data.tokenizer.type",
     ),
     # Optimizer, and tensors with settings of their own.
@@ -98,19 +98,19 @@ TRAINING_RULES = (
     on_job(
         # The smallest normal float32 is 1.18e-38; numbers far below it become zero.
         "double(self.optimizer.epsilon) >= 1e-37",
-        "spec.optimizer.epsilon %s must be at least 1e-37: in float32 it would be 0, and a parameter without a gradient"
-        " would be divided by that",
+        "spec.optimizer.epsilon %s must be at least 1e-37: float32 rounds very small numbers to 0, and the update of a"
+        " parameter without a gradient would divide by 0",
         "self.optimizer.epsilon",
     ),
     on_job(
         "self.model.embeddings != 'Tied' || !('Head' in self.optimizer.decayExclusions)",
-        "spec.optimizer.decayExclusions has Head, but with spec.model.embeddings %s there is no head of its own; write"
-        " Embedding for the one matrix",
+        "spec.optimizer.decayExclusions has Head, but with spec.model.embeddings %s the head is the matrix Embedding;"
+        " remove Head, or write Embedding instead",
         "self.model.embeddings",
     ),
     on_job(
         f"self.optimizer.multipliers.all(m, !{_LACKS})",
-        "spec.optimizer.multipliers[%s]: spec.model has none of these tensors; remove it. A tied head is the Embedding",
+        "spec.optimizer.multipliers[%s]: spec.model has no such tensors; remove the entry (a tied head is Embedding)",
         f"self.optimizer.multipliers.filter(m, {_LACKS})[0].tensors",
     ),
     on_job(
@@ -128,7 +128,7 @@ TRAINING_RULES = (
     on_job(
         "self.optimizer.idleExperts == 'Update' || self.optimizer.clipping.mode == 'Global'",
         "spec.optimizer.idleExperts %s needs spec.optimizer.clipping.mode Global, and it is %s: otherwise experts are"
-        " updated before all choices of the step are known; change the mode, or remove idleExperts",
+        " updated before all tokens of the step are routed; change the mode, or remove idleExperts",
         "self.optimizer.idleExperts",
         "self.optimizer.clipping.mode",
     ),
@@ -189,8 +189,8 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         f"{_NOT_INTERLEAVED} || {_ROUNDS} < 2 || p.batch.microBatches % ({_ROUNDS}) == 0",
-        ".batch.microBatches %d must split into %d equal rounds in the schedule Interleaved;"
-        " a multiple of parallelism.pipeline %d does",
+        ".batch.microBatches %d must split into %d equal rounds with the schedule Interleaved;"
+        " use a multiple of parallelism.pipeline %d",
         "p.batch.microBatches",
         _ROUNDS,
         _PIPELINE,
@@ -212,8 +212,8 @@ TRAINING_RULES = (
     on_each_phase(
         "p.parallelism.layout == 'Auto' || !has(p.parallelism.hardware)",
         (
-            ".parallelism.hardware is the profile with which layout Auto predicts, but layout is %s; set it to"
-            " Auto, or remove hardware"
+            ".parallelism.hardware is the profile with which layout Auto predicts step times, but layout is %s; set"
+            " layout to Auto, or remove hardware"
         ),
         "p.parallelism.layout",
     ),
@@ -253,8 +253,8 @@ TRAINING_RULES = (
     on_each_phase(
         "!has(self.model.experts) || !has(self.model.experts.topK) || self.model.experts.topK.balanceOver == 'Sequence'"
         " || p.parallelism.schedule in ['Layered', 'GPipe'] || p.batch.microBatches == 1",
-        ".parallelism.schedule %s goes back through a layer before all micro-batches have chosen its experts, and"
-        " spec.model.experts.topK.balanceOver %s needs all choices of a step; set schedule Layered or GPipe,"
+        ".parallelism.schedule %s starts backward passes of a layer before all micro-batches are routed to experts, but"
+        " spec.model.experts.topK.balanceOver %s needs the routing of the whole step; set schedule Layered or GPipe,"
         " batch.microBatches 1, or balanceOver Sequence",
         "p.parallelism.schedule",
         "self.model.experts.topK.balanceOver",
@@ -293,14 +293,14 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
-        ".activations.home %s needs activations.keep Inputs, but it is %s: only the inputs of blocks can move",
+        ".activations.home %s needs activations.keep Inputs, but it is %s: only inputs of blocks can be in host memory",
         "p.activations.home",
         "p.activations.keep",
     ),
     on_each_phase(
         "p.compile.mode == 'None' || p.activations.keep != 'Products'",
-        ".compile.mode %s needs activations.keep Inputs or All, but it is Products: torch.compile chooses what a"
-        " compiled block computes again; set keep All",
+        ".compile.mode %s needs activations.keep Inputs or All, but it is Products: torch.compile decides which"
+        " activations are recomputed; set keep All",
         "p.compile.mode",
     ),
     on_each_phase(
@@ -331,7 +331,7 @@ TRAINING_RULES = (
     on_each_phase(
         "!has(p.offload.budget) || (p.offload.home == 'Device' && size(p.offload.homes) == 0)",
         ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
-        " remove either the budget or both of them",
+        " remove budget, or remove home and homes",
         "p.offload.home",
         "size(p.offload.homes)",
     ),
@@ -343,7 +343,7 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         "has(p.until.step) || has(p.until.tokens)",
-        ".until has neither step nor tokens; set one, so that the phase ends even if the loss is never reached",
+        ".until has neither step nor tokens; set one, so that the phase ends even if no other bound is reached",
     ),
     on_each_phase(
         f"has(p.layers) || !has(p.until.gradientCorrelation) || {blocks_of('p')} < self.model.layers",
@@ -359,15 +359,15 @@ TRAINING_RULES = (
     ),
     on_each_pair(
         f"has({{p}}.layers) || {_REFINES}",
-        ".sharing must refine that of phase %s: its %d blocks must be a multiple of %d, in the same pattern",
+        ".sharing must refine the sharing of phase %s: its %d blocks must be a multiple of %d, in the same pattern",
         "{p}.name",
         _BLOCKS_Q,
         _BLOCKS_P,
     ),
     on_each_pair(
         f"has({{p}}.layers) || !{_EXPERTS_P} || {_EXPERTS_Q} || {_BLOCKS_Q} == self.model.layers",
-        ".sharing must refine that of phase %s, whose layers have blocks of their own and share experts alone: set"
-        " sharing.parts to Experts, or remove sharing",
+        ".sharing must refine the sharing of phase %s, whose layers share only experts; set sharing.parts to [Experts],"
+        " or remove sharing",
         "{p}.name",
     ),
     on_each_pair(

@@ -148,7 +148,7 @@ def _accepted(world: World) -> tuple[str, str]:
     return condition.status, condition.message
 
 
-NOT_FINER = "spec.phases[longer].sharing must refine that of phase real: its 2 blocks must be a multiple of 8"
+NOT_FINER = "spec.phases[longer].sharing must refine the sharing of phase real: its 2 blocks must be a multiple of 8"
 
 
 def test_phase_that_breaks_a_rule_is_named_when_it_is_added_and_fails_the_job_when_its_turn_comes() -> None:

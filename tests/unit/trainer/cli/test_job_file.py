@@ -47,7 +47,7 @@ MISTAKES = {
     "a text in place of a number": ("    workers: 2", "    workers: '2'", 16, 5, "workers"),
     "a bool in place of a number": ("    workers: 2", "    workers: yes", 16, 5, "workers"),
     "a number in place of a label": ("{name: llm}", "{name: llm, labels: {team: 1}}", 3, 32, "put it in quotes"),
-    "a label that is none": ("{name: llm}", "{name: llm, labels: {team: a b}}", 3, 32, "'a b' is no value of a label"),
+    "a label that is none": ("{name: llm}", "{name: llm, labels: {team: a b}}", 3, 32, "'a b' is not a valid label"),
     "the name": ("{name: llm}", "{name: a.b}", 3, 12, "metadata.name"),
     "the version": ("v1alpha1", "v1", 1, 1, "apiVersion"),
     "a key twice": ("  data: {path: corpus}", "  data: {path: corpus}\n  data: {path: b}", 7, 3, "second time"),

@@ -56,5 +56,5 @@ def test_a_common_divisor_makes_no_difference() -> None:
 def test_a_period_that_is_no_table_any_more_is_refused() -> None:
     assert len(mixture([99_999, 1]).slots) == 100_000
     assert mixture([10**12, 3 * 10**12]).weights == (1, 3)
-    with pytest.raises(ValueError, match=r"add up to 100,001, and may add up to 100,000: use smaller numbers"):
+    with pytest.raises(ValueError, match=r"add up to 100,001, but the sum must be at most 100,000; use small"):
         mixture([100_000, 1])
