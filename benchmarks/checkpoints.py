@@ -378,21 +378,21 @@ def section() -> str:
 
 One rank trains the [larger model](steps.md#larger-model). The state of {found.bytes / 2**20:.0f} MiB is on the host; a
 step takes {found.step_seconds:.2f} s. pseudoreal copies the state through a buffer of {BUFFER_BYTES >> 20} MiB.
-Training continues during asynchronous saves. Figures are medians of {_SAVES} saves.
+Training continues during asynchronous saves (*Async*). Figures are medians of {_SAVES} saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-pseudoreal computes a digest of each file when it saves, and compares the digests when it loads. Other programs copied
-and read the same files:
+pseudoreal computes a digest of each file when it saves, and compares the digests when it loads. For comparison, `cp`
+and `sync` copied the same files, and `cat` read them to `/dev/null`:
 
-- A synchronous save of pseudoreal takes {sync.seconds:.2f} s: {save_rate:.0%} of the rate of `cp` and `sync`, which
-  take {found.copy_seconds:.2f} s.
-- A load by pseudoreal takes {found.load_seconds:.2f} s: {load_rate:.0%} of the rate of `cat` to `/dev/null`, which
-  takes {found.read_seconds:.2f} s.
-- If the files are not in the page cache, a load takes {found.cold_load_seconds:.2f} s: {cold_rate:.0%} of the rate of
-  `cat`, which takes {found.cold_read_seconds:.2f} s.
+- A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s, so the
+  save has {save_rate:.0%} of their throughput.
+- A load by pseudoreal takes {found.load_seconds:.2f} s. `cat` takes {found.read_seconds:.2f} s, so the load has
+  {load_rate:.0%} of its throughput.
+- If the files are not in the page cache, a load takes {found.cold_load_seconds:.2f} s. `cat` takes
+  {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of its throughput.
 - From the page cache, torch.distributed.checkpoint loads in {found.dcp_load_seconds:.2f} s, without comparing
   digests.{_deepspeed_loads(found)}"""
 

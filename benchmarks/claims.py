@@ -70,11 +70,11 @@ def page(record: Record) -> str:
 
 _HEAD = """# Benchmarks
 
-Each section sums up a page of tables; its heading links to that page. Programs write claims and tables from raw results
-in `docs/data/`. All figures are of small models on two CPU cores, except the figures of one GPU. A factor is the speed
-of pseudoreal divided by the speed of the other program: at 0.83× pseudoreal is slower. **Loses** marks a comparison in
+Each section sums up a page of tables; its heading links to that page. Programs compute all figures and write both
+pages. All figures are of small models on two CPU cores, except the figures of one GPU. A factor is the speed of
+pseudoreal divided by the speed of the other program: at 0.83× pseudoreal is slower. **Loses** marks a comparison in
 which pseudoreal is worse, or an aim that it misses. A plus after a commit means that the measured files differed from
-it. Whether pseudo-to-real training pays is measured on [another page](method.md)."""
+the commit. Whether pseudo-to-real training pays is measured on [another page](method.md)."""
 _COPIED = "Figures marked † were copied from tables whose raw results were not kept."
 
 

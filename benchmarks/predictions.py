@@ -189,13 +189,13 @@ def section() -> str:
     near = sum(abs(p.error) <= BAR for p in found)
     return f"""## Predicted step times
 
-`pseudoreal plan --hardware` predicts the time of a step from a profile: the measured speeds of a machine.
+`pseudoreal plan --hardware` predicts the time of a step from a profile, a file with the measured speeds of a machine.
 The profile was measured right before the steps were timed, as `pseudoreal measure-hardware` does it. A measured time
 is the median of {_TIMED} steps. {near} of {len(found)} predictions are within {BAR:.0%} of the measured time.
 
-A row names only what differs from the usual configuration: a model of 6 layers of hidden size 128, n = 4 micro-batches
-of 4 sequences of 128 bytes in a step, and blocks that are recomputed. *device*, *host* and *disk* name the home of the
-state.
+The usual configuration is a model of 6 layers of hidden size 128 whose blocks are recomputed. A step has n = 4
+micro-batches of 4 sequences of 128 bytes. A row names only what differs from this configuration. *device*, *host* and
+*disk* name the home of the state.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

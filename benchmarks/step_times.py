@@ -19,9 +19,9 @@ _METHOD = f"""## Step times beside torch and DeepSpeed
 
 The tables show the time of one training step in float32 on {RANKS} ranks (gloo over loopback, one thread each).
 Weights, gradients and optimizer state are sharded over the ranks, unless a row says otherwise. The compared programs
-are called *stacks*. All stacks train with the same first weights, the same batches, AdamW and no clipping. The
-benchmark fails unless the losses of all stacks agree in each step within {TOLERANCE:g} (relative). n is the number of
-micro-batches.
+are called *stacks*. All stacks train with the same first weights, the same batches, AdamW and no clipping. In
+each step, the losses of all stacks must agree within {TOLERANCE:g} (relative); otherwise the benchmark fails. n is the
+number of micro-batches.
 
 In each round the stacks take turns, each in fresh processes. A cell shows the median over the timed steps of all
 rounds, and the quartiles in square brackets. If the quartiles are further apart than {MOST_SPREAD:.0%} of the median,
@@ -30,16 +30,16 @@ instead of a time, and no comparison uses the cell.
 
 - **pseudoreal**: this project's engine. The state of the units is on the device, on the host, or on disk.
 - **fully_shard**: FSDP2, a part of torch. It is applied to each block and to the whole model. Gradients are reduced
-  only with the last micro-batch. *Weights kept* is `reshard_after_forward=False`, for machines with enough memory.
-  Offload is `CPUOffloadPolicy`.
+  only with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: gathered weights are kept for the
+  backward pass, which takes more memory. *Offload* is `CPUOffloadPolicy`.
 - **DistributedDataParallel**: a part of torch that shards nothing. So it is compared with pseudoreal with
   `stateSharding: None`, in the row *not sharded*.
-- **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. Offload puts
-  parameters and optimizer on the host.
+- **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. *Offload*
+  puts parameters and optimizer state on the host.
 
 A factor in round brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster.
-Stacks with offload are compared with the row *host*, the others with the row *device*. On a CPU, device and host are
-the same memory. So the tables compare the work of the stacks, but not transfers to an accelerator."""
+Stacks with offload are compared with the row *host*, the other sharded stacks with the row *device*. On a CPU, device
+and host are the same memory. So the tables compare the work of the stacks, but not transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -96,7 +96,7 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers of hidden size"
         f" {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences} sequences of"
-        f" {spec.sequence_length:,} bytes, or more sequences if a rank would otherwise have none in a micro-batch."
+        f" {spec.sequence_length:,} bytes, or more if these are too few to give each rank one in each micro-batch."
         f" Rounds: {effort.rounds}. Steps in a round: {effort.warm_up} for warm-up, then {effort.timed} that are timed."
     )
 
@@ -130,8 +130,8 @@ def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     lines = ["### Wins and losses", ""]
     faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
     lines.append(f"Each factor in the tables is a comparison. {faster}.")
-    given = "given as stack, model, n, and activations kept or recomputed"
-    lines += [f"\npseudoreal is slower in {len(lost)} comparisons, {given}:\n"] if lost else []
+    names = "The list names the stack, the model, n, and whether activations are kept or recomputed"
+    lines += [f"\npseudoreal is slower in {len(lost)} comparisons. {names}:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)
 
@@ -145,8 +145,8 @@ def _noise(found: Timings) -> str:
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
         f"Noise: in half of the cells, the quartiles are at most {spreads[len(spreads) // 2]:.0%} of the median apart."
-        f" In the worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(found)} cells are excluded because"
-        " the machine was not quiet."
+        f" In the worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(found)} cells are in no comparison,"
+        " because the machine was not quiet."
     )
 
 
@@ -156,6 +156,6 @@ def _crashes(results: Results) -> list[str]:
         return []
     stacks = "; ".join(f"{stack}: {count}" for stack, count in crashed.items())
     return [
-        "Some runs crashed when their processes ended, after the last step. The tables include their times. Such runs"
-        f" by stack: {stacks}."
+        "Some processes crashed after the last step, while they ended. The tables include the times of their steps."
+        f" Number of these processes by stack: {stacks}."
     ]

@@ -190,7 +190,8 @@ The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents,
 byte-level BPE of {found.vocabulary:,} tokens. Its training took {found.train_seconds:.1f} s, which no cell includes.
 Each stack runs on one processor with one thread. *{OURS}* is `pseudoreal data prepare`: it reads, encodes, shuffles and
 writes the text, and computes digests. Its time includes the start of its process. *{ALONE}* is the library that
-`prepare` calls to encode text. Here the library encodes texts that are in memory, and the program discards the tokens.
+`prepare` calls to encode text. In this row the library encodes texts that are in memory, and the benchmark discards the
+tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -212,12 +213,13 @@ def _reading(found: Reading) -> str:
 
 A *window* is a sample of {found.window:,} consecutive tokens. A stack reads windows at random places of a file of
 {found.file_bytes / 2**30:.2g} GiB with two bytes for each token. It returns batches of 64 windows, converted to 32-bit
-numbers: {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the file is in the page
-cache. Before a cold turn, the file is dropped from the page cache (`posix_fadvise`, DONTNEED). On a virtual machine,
-the host may still have the file in its own cache.
+numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the file is in
+the page cache. Before a cold turn, the file is dropped from the page cache (`posix_fadvise`, DONTNEED). On a virtual
+machine, the host may still have the file in its own cache.
 
 - *{OURS}* reads windows without looking at the borders of documents.
-- *{ORDERED}* also computes which windows to read. The other stacks get this list beforehand.
+- *{ORDERED}* also computes the random order of the windows. In the other rows, a list of the
+  windows exists beforehand.
 - *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. Documents have 1,000 tokens on average, so
   a window consists of parts of several documents.
 - *{LONG}* reads the same tokens as documents of 2^20 tokens. Almost every window lies in one document,
@@ -253,8 +255,8 @@ def _losses(found: Losses) -> str:
 The table shows the time and the memory of the final norm, the head, the loss and all of their gradients, for
 {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one chunk of tokens at
 a time, as in training. *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once. The benchmark fails unless
-the losses and the norms of the gradients of both agree within {TOLERANCE:g} (relative). The memory is the peak, without
-weights and input.
+the losses and the norms of the gradients of both stacks agree within {TOLERANCE:g} (relative). The memory is the peak,
+without weights and input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
 
@@ -277,9 +279,9 @@ The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A 
 *{OURS}* is the trainer. It reads token files of `pseudoreal data prepare`, and writes its metrics. *{PLAIN}* is a plain
 loop around the model of `transformers`. It starts from the same first weights, which pseudoreal exported, and has all
 samples in memory. In {found.steps} steps the loss falls from {found.first_loss:.4f} to {found.last_loss:.4f}. In each
-step, the losses of both differ by at most {found.apart:.1e} (relative); the benchmark fails beyond {TOLERANCE:g}.
-pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps (the median over the turns, with
-the first step of each), and during {max(found.waited):.3%} in the worst turn.
+step, the losses of both stacks differ by at most {found.apart:.1e} (relative); the benchmark fails beyond
+{TOLERANCE:g}. pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps (the median over
+the turns; the first step of each turn is included), and during {max(found.waited):.3%} in the worst turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 
@@ -316,8 +318,8 @@ def _noise(results: Results) -> str:
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
         f"Noise: in half of the cells, the quartiles are at most {median(spreads):.0%} of the median apart. In the"
-        f" worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(spreads)} cells are excluded because the"
-        " machine was not quiet."
+        f" worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(spreads)} cells are in no comparison,"
+        " because the machine was not quiet."
     )
 
 

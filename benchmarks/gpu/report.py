@@ -71,20 +71,21 @@ def section(path: Path = GPU) -> str:
 
 
 _TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens, with blocks
-recomputed. Weights, batches and clipping are the same for both stacks. Times are medians of {TIMED} steps, with the
-quartiles in brackets.
+recomputed. Weights, batches and clipping are the same for both programs (*stacks*). *tokens* are the tokens of a step,
+and n is the number of its micro-batches. Times are medians of {TIMED} steps, with the quartiles in brackets.
 
 - *hidden*: the share of the time of copies between host and device during which kernels run at the same time.
-- *device*: the peak of the bytes of tensors. *pinned*: the pinned host memory, as torch's allocator rounds it up.
+- *device*: the peak of the bytes of tensors, with the error of the forecast in brackets. *pinned*: the pinned host
+  memory, as torch's allocator rounds it up.
 - *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run, with its error in brackets.
-- *host*: the peak of the resident memory of the process. Speculative updates (`clipping.updates: Speculative`) keep a
-  second copy of the state. The largest gradient norm is 100, so that few steps are clipped.
+- *host*: the peak of the resident memory of the process. *Speculative* updates (`clipping.updates: Speculative`) keep a
+  second copy of the state. Gradients are clipped to a norm of 100, so few steps are clipped.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights again for each of the n
   micro-batches, so it is also timed with a single micro-batch. With one rank, it copies on the stream of the passes, so
-  that it hides no copies; with several ranks it copies ahead. With the state on the device, plain torch would be a
-  harder comparison; it was not timed. DeepSpeed was not timed either.
+  kernels hide no copies. With several ranks it copies ahead. Plain torch, which may be faster with the state on the
+  device, was not timed, and DeepSpeed was not timed either.
 - The vocabulary has 256 tokens, so that the head takes little time. Threads of both stacks sleep while they wait
-  (`OMP_WAIT_POLICY=passive`), as in pods."""
+  (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
 
 
 _NEAR = 0.2
@@ -179,8 +180,9 @@ def _machine(found: Results) -> str:
     tiny = " **Tiny models: this tried the program and measured nothing.**" if found.is_tiny else ""
     return (
         f"{machine.device}, driver {machine.driver}, torch {machine.versions['torch']}, {machine.cores} cores,"
-        f" {machine.memory_gib:.0f} GiB of memory; home disk on {found.disk}. Commit {machine.commit[:12]},"
-        f" {machine.date[:10]}, {found.seconds:.0f} s.{tiny}"
+        f" {machine.memory_gib:.0f} GiB of memory. Where the home of the state is `Disk`, the state was in a folder on"
+        f" {found.disk}. The benchmark of commit {machine.commit[:12]} ran on {machine.date[:10]}, for"
+        f" {found.seconds:.0f} s.{tiny}"
     )
 
 
@@ -194,7 +196,7 @@ def _tables(found: Results) -> Iterable[str]:
             for measured in record.measured
         ]
         apart = loss_differences(found.records).get(model)
-        losses = "" if apart is None else f"\n\nLosses of both stacks differ by {apart:.1e} at most, relative."
+        losses = "" if apart is None else f"\n\nThe losses of both stacks differ by at most {apart:.1e} (relative)."
         yield f"### {model}\n\n{_HEAD}\n" + "\n".join(rows) + losses
 
 
@@ -223,7 +225,7 @@ def _row(case: Case, one: Measured) -> str:
 
 def _left_out(records: Sequence[Record]) -> str:
     lines = [
-        f"- {record.case.label}: {_tokens(record.left_out)}{record.problem or 'no time'}."
+        f"- {record.case.label}: {_tokens(record.left_out)}{record.problem or 'no time was left'}."
         for record in records
         if record.left_out or record.problem
     ]

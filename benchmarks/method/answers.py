@@ -5,25 +5,28 @@ from collections.abc import Iterator, Sequence
 from benchmarks.method.analysis import Comparison, Kind, Trial
 from benchmarks.method.tables import joined, named, number, spans, table
 
-_WORDS = """An *arm* is a way to train. Its *speed-up* says how many times fewer tokens, or seconds, it needs to reach
-the final loss of unshared training. The sign † marks arms that end above that loss, as the mean over seeds. A seed that
-ends above is compared at its own, higher loss, which unshared training reaches earlier. So a speed-up with † does not
-say when, or whether, the arm reaches the final loss of unshared training.
+_WORDS = """The *speed-up* of an arm is the number of tokens, or seconds, that unshared training needs for its final
+loss, divided by the number that the arm needs for the same loss. The sign † marks an arm whose own final loss is
+higher, as the mean over seeds. A seed with a higher final loss is compared at this higher loss, which unshared training
+reaches earlier. So a speed-up with † does not say when, or whether, the arm reaches the final loss of unshared
+training.
 
-The *cost ratio* is the cost of a real step divided by the cost of a pseudo step. It is above 1 where a real step waits
-for its weights and moments, and a pseudo step only computes. A step with some sharing, or with fewer layers, costs its
-computing or its bytes, whichever takes longer.
+The *cost ratio* is the cost of a real step divided by the cost of a pseudo step. It is above 1 if a real step waits for
+weights and moments, while a pseudo step only computes. The cost of any step is the time of its computing or the time in
+which its bytes are moved, whichever is longer.
 
-*Controls* are the arms that share to the end, the arms that grow, and the small model. At a cost ratio, a "yes" lies
-above unshared training, above all arms that share to the end, and above all arms that grow. A "no" lies below one of
-them, or below the small model. Per token, only unshared training counts. "Level" means that the verdict is open and
-that the mean difference of the losses is below 0.01 nats. Numbers in brackets are 95 % intervals over seeds, paired by
-seed."""
+The verdicts compare 95 % intervals over seeds, paired by seed; the tables have these intervals in brackets. At a cost
+ratio, an arm is a "yes" if the interval of its speed-up lies above 1 (unshared training), above the mean of each arm
+that shares to the end, and above the mean of each arm that grows. It is a "no" if the interval lies below 1 or below
+the mean of a control. Per token, the interval is compared with 1 alone. A verdict that is neither is "open", or "level"
+if the mean difference of the losses is below 0.01 nats."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
 _RATIOS = (1, 4)
 """Cost ratios of the first sentences: where nothing waits for bytes, and where experts of M6-10T do (`marks`)."""
 _SPOKEN: tuple[Kind, ...] = ("delinked", "grown", "shared throughout")
-_FASTEST = "The fastest arm of each kind, in seconds, at two cost ratios:"
+_FASTEST = """An *arm* is a way to train. *Controls* are the arms that share to the end, the arms that grow, and the
+small model. The table names the fastest arm of each kind, with its speed-up in seconds, at two cost ratios. *Speed-up*
+and *cost ratio* are defined below the table."""
 _KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
     *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),
@@ -61,10 +64,12 @@ def _verdict(one: Comparison) -> str:
     undecided = [f"*{name}* at cost ratios {where}" for name, where in pending if where]
     if undecided:
         return (
-            "no delinked arm is shown to lie above unshared training and all controls, at any cost ratio from 1 to 20;"
-            f" open: {joined(undecided)}"
+            "no delinked arm is shown to lie above unshared training and all controls in speed-up, at any cost ratio"
+            f" from 1 to 20; open: {joined(undecided)}"
         )
-    return "no. No delinked arm lies above unshared training and all controls, at any cost ratio from 1 to 20"
+    return (
+        "no. No delinked arm lies above unshared training and all controls in speed-up, at any cost ratio from 1 to 20"
+    )
 
 
 def _fastest(one: Comparison, ratio: int) -> list[str]:
@@ -83,17 +88,18 @@ def _certainty(leading: Sequence[Comparison]) -> str:
     planned = max(len(scale.sizes[one.study]) for one in leading)
     seeds = sorted({len(trial.paired) for one in leading for trial in one.trials})
     return (
-        f"**How sure**: models of at most {max(one.parameters for one in leading):,} parameters ({planned} sizes were"
-        f" planned), one text, {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are"
-        f" computed from operations and bytes, not measured. {arms} arms are compared at 95 %, without a correction for"
-        " their number: about one verdict in twenty may be chance."
+        f"**How sure**: the models have at most {max(one.parameters for one in leading):,} parameters ({planned} sizes"
+        " were planned), and train on one text with"
+        f" {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are computed from"
+        f" operations and bytes, not measured. {arms} arms are compared by 95 % intervals, without a correction for"
+        " multiple comparisons. So about one verdict in twenty may be chance."
     )
 
 
 def _provisional(one: Comparison) -> Iterator[str]:
     if one.lacking:
         counts = joined(f"*{name}* {have} of {wanted}" for name, (have, wanted) in one.lacking.items())
-        yield f"- **Provisional**: seeds are missing. Pairs with unshared training, of those in the plan: {counts}."
+        yield f"- **Provisional**: seeds are missing. Seeds with unshared training, of the planned ones: {counts}."
 
 
 def _reservations(one: Comparison) -> Iterator[str]:
@@ -102,7 +108,7 @@ def _reservations(one: Comparison) -> Iterator[str]:
         yield f"- One seed, no interval: {named(single)}."
     if one.missing_controls:
         names = named(one.missing_controls)
-        yield f"- Controls that are not trained: {names}. Without one of each kind there is no yes in seconds."
+        yield f"- Controls that are not trained: {names}. Without a control of each kind, no arm is a yes in seconds."
 
 
 def _row(one: Comparison, trial: Trial) -> list[str]:

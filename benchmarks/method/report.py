@@ -31,48 +31,52 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line has the sign †: the arm
-ends above the final loss of unshared training. A line stops rising where the bytes of a pseudo step take longer
-than its computing: more waiting for bytes then makes its steps dearer, too.
+_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line marks an arm that ends above
+the final loss of unshared training (†), or whose speed-up is only a bound. A line stops rising at the cost ratio from
+which moving the bytes of a pseudo step takes longer than its computing. Beyond this ratio, pseudo steps wait for bytes,
+too, so more waiting makes real and pseudo steps slower by the same factor.
 
-A step of an arm costs its share of the operations of the layers, divided by the cost ratio, or its share of the bytes
-of their state, whichever is more. Embedding and head do not count. With them a small phase saves less: for the job of
-124 M parameters the planner prices a step of 4 of 12 layers at 0.67 of a real one, and not at 0.33.
+The cost of a step is relative to a step of unshared training. It is the share of the layers' operations, divided by the
+cost ratio, or the share of the bytes of the layers' state, whichever is more. Embedding and head are left out. With
+embedding and head, a phase with few layers saves less: for the job of 124 M parameters the planner predicts that a step
+with 4 of 12 layers takes 0.67 times as long as a real step, and not 0.33 times.
 
-The table has the marks on the axis; a ratio below 1 is not drawn. Phases of one job may have different layouts, so a
-ratio is not the effect of sharing alone:"""
-_SETTING = """- Seconds are computed from operations, bytes and a cost ratio, which stands for a machine. They are not
-  measured.
-- A step on a busy machine takes longer, so seconds and memory of the trials are not compared. At this size memory does
-  not tell arms apart anyway.
-- These trials do not compare the treatments of the optimizer's state at the delink, the trigger
-  `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) do."""
-_RATES = """The table has the validation losses of the trainings that choose the peak learning rate of an arm. They
-have a seed and a text of their own. First, trainings with half of the full budget compare several rates. Then
-trainings with the full budget compare the best of these rates with lower ones; the loss of the chosen rate is bold.
-Arms that are not listed take the rate of a listed arm: other moments of a delink the rate at 30 %, and
-*1, 4, 12 blocks* the rate of *4 blocks, delinked at 30 %*."""
-_REMEDIES = """The literature names changes of the transition and of the first phase that may help. The table has them
-in the order of the plan, which has three seeds of each:
+The table below explains the dotted vertical lines of the picture above, the *marks*. Each mark stands at the cost ratio
+of one job. A cost ratio below 1 is in the table, but not in the picture. Phases of one job may have different layouts,
+so a cost ratio is not the effect of sharing alone:"""
+_SETTING = """- Seconds are computed, not measured: from operations, bytes and a cost ratio, which stands for a machine.
+- The measured seconds of the trials are not compared, because other programs ran on the same machine. Memory is not
+  compared either: at this size it does not tell the arms apart.
+- The treatments of the optimizer's moments at the delink are compared for one arm of each study at most. The trigger
+  `until.gradientCorrelation` and a state on disk are not compared. Smaller [earlier trials](method-earlier.md) compare
+  all three."""
+_RATES = """The table has the validation losses of the trainings that choose the peak learning rate of an arm. These
+trainings have a seed and a text of their own. First, trainings with half of the full budget compare several rates. Then
+trainings with the full budget compare the best of these rates with lower ones; the loss of the chosen rate is bold. An
+arm that is not listed takes the rate of a listed arm: an arm that is delinked at 10 % or 50 % takes the rate of the arm
+that is delinked at 30 %, and *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
+_REMEDIES = """The literature names changes of the transition and of the first phase that may help. The trials tried
+these changes on one arm of each study, the *base*. The plan has three seeds of each change. The table below has the
+changes in the order of the plan:
 
 - *Rates of each phase*: the first phase has the peak learning rate of the arm that shares throughout. The second phase
-  has the peak rate of unshared training, and its rate rises from zero again.
-- *Noise*: each copy but the first gets a tenth of freshly drawn weights (`delink.noise: "0.1"`).
+  has the peak learning rate of unshared training. Its learning rate rises from zero to this peak (a second warm-up).
+- *Noise*: each copy but the first is mixed with a tenth of freshly drawn weights (`delink.noise: "0.1"`).
 - *Measured* and *Reset* are values of `delink.optimizerState`, which says which optimizer moments the copies get.
-- *Middle half shared*: the layers of the middle half share one block, and each other layer has its own.
-- *All but norms shared*, *blocks but routers and norms*: layers share a block, except for its norms and routers.
+- *Middle half shared*: the layers of the middle half share one block, and each other layer has its own block.
+- *All but norms shared*, *blocks but routers and norms*: all layers share one block, but each layer has its own norms
+  and routers.
 
-Jobs cannot share as in the last two items. A plain loop trains these arms (`benchmarks/method/plain.py`)."""
-_TREND = """Loss minus the loss of unshared training, at equal tokens, paired by seed. A line through two sizes always
-fits, so its interval shows the scatter of the seeds alone. Peak rates were chosen at one width. Do not extrapolate."""
-_MEMORY = """A loss is the mean over the seeds of its arm. Arms have different numbers of seeds, so compare arms by
-their differences only. A difference is the loss of an arm minus the loss of unshared training with the same seed, as
-the mean over these pairs. At equal operations, bytes or seconds, an arm is compared with unshared training that has
-cost as much as the arm. Arms cost different amounts, so compare such a cell with 0, and not with another arm's.
+A job cannot share as in the last two items, so a plain loop trains these arms (`benchmarks/method/plain.py`)."""
+_MEMORY = """A loss is the mean over the seeds of its arm. Arms have different numbers of seeds, so compare arms by the
+columns of differences only. A difference is the loss of an arm minus the loss of unshared training with the same seed,
+as the mean over these pairs. At equal operations, bytes or seconds, an arm is compared with an unshared training that
+costs as much as the arm. Each arm costs another amount, so compare such a cell with 0, and not with the cell of another
+arm.
 
-A share is relative to unshared training, and counts the layers alone. The state of a layer
-is its float32 master weights and two moments. Memory is the growth of the process in the last stage of an arm. The
-first stage of a delinked arm takes as much memory as the arm that shares throughout."""
+A share is relative to unshared training, and counts the layers alone. The state of a layer is its float32 master
+weights and two AdamW moments. Memory is the growth of the memory of the process in the last stage of an arm. The first
+stage of a delinked arm takes as much memory as the arm that shares throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -101,7 +105,7 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         *answers(leading(compared)),
         *_decision(leading(compared), drawn),
         "## The plan, and what changed against it",
-        "The [plan](method-plan.md) was committed before the first run that counts.",
+        "The [plan](method-plan.md) was committed before the first training whose result counts.",
         CHANGES.read_text().strip(),
         "## Limits",
         "\n".join(_limits(results, scale)),
@@ -112,7 +116,7 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         *_remedies(results, scale),
         "## The worth of a repeated block",
         tables.fit(fitted(points_of(found)), found),
-        *_trend(_trends(found)),
+        *_trend(_trends(found), scale),
         "## Not trained",
         tables.not_trained(results, scale),
         *_dates(results),
@@ -142,7 +146,10 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
         largest, most = max(arms.parameters(r.study, r.width) for r in compared), max(r.tokens for r in compared)
         windows = sorted({(r.budget, r.validation_tokens) for r in compared})
         shown = [f"{tokens:,} at {percent(budget)} of the tokens" for budget, tokens in windows]
-        yield f"- At most {largest:,} parameters without the embedding, and {most:,} tokens."
+        yield (
+            f"- The models have at most {largest:,} parameters without the embedding, and train on at most {most:,}"
+            " tokens."
+        )
         same = len({tokens for _, tokens in windows}) == 1
         yield f"- Validation tokens: {f'{windows[0][1]:,} at each budget' if same else joined(shown)}."
         if len({tokens for _, tokens in windows}) > 1:
@@ -200,9 +207,15 @@ def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[str]:
         yield tables.remedies(remedies(results, scale))
 
 
-def _trend(slopes: dict[Study, dict[str, Trend | str]]) -> Iterator[str]:
+def _trend(slopes: dict[Study, dict[str, Trend | str]], scale: Scale) -> Iterator[str]:
     yield "## Trend with the size"
-    yield _TREND
+    yield (
+        "The table has the final loss of an arm minus the final loss of unshared training with the same seed and as"
+        " many tokens, and the slope of a line through these differences. A line through two sizes always fits, so the"
+        " interval of its slope shows the scatter of the seeds alone. Peak learning rates were chosen at width"
+        f" {scale.tuned_width} only. Models of another width train with the same rates, which may not be the best for"
+        " them. Do not extrapolate."
+    )
     yield tables.trends(slopes)
     if _lines(slopes):
         yield "![Differences by size, with lines through them](images/method-trend.svg)"
@@ -235,6 +248,7 @@ def _dates(results: Sequence[Result]) -> Iterator[str]:
         dates, commits = sorted({r.date for r in results}), sorted({r.commit for r in results})
         days = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
         yield (
-            f"Written by `make bench-method`. Trained {days}, at {joined(commits)}. All figures are in"
-            f" [data/{RESULTS.name}](data/{RESULTS.name}). A plus after a commit means that the files differed from it."
+            f"`make bench-method` writes this page. The arms were trained {days}, at commits {joined(commits)}. A plus"
+            " after a commit means that files differed from the commit. All figures are in"
+            f" [data/{RESULTS.name}](data/{RESULTS.name})."
         )

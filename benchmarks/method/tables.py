@@ -174,7 +174,7 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     return (
         f"Lower loss than their base: {named(better)}. Higher loss than their base: {named(worse)}. Lower loss than"
         f" unshared training at equal tokens: {named(ahead)}. Higher: {named(behind)}.{alone} All other comparisons are"
-        " not decided: zero lies within their intervals, which are wide with so few seeds."
+        " undecided: zero lies within their intervals, which are wide with so few seeds."
     )
 
 
@@ -186,11 +186,12 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     ends = "one seed, no interval" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
     edge = " (at the edge of what is searched)" if law.is_at_bound else ""
     text = (
-        f"The law is L = E + A (r^φ N)^−α + B D^−β: a block of N parameters that is used r times counts as r^φ blocks,"
-        f" and D are tokens. φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106;"
-        f" {_published(found)}. E = {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α ="
-        f" {law.alpha:.3f}, B = {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}; {found.points} trainings"
-        f" (means of seeds), root mean square error {found.residual:.4f} nats."
+        "The law for the loss L after D tokens is L = E + A (r^φ N)^−α + B D^−β. The distinct blocks have N parameters,"
+        " and each block is used by r layers. A block that is used r times counts as r^φ blocks. The fit to"
+        f" {found.points} trainings (means of seeds) has a root mean square error of {found.residual:.4f} nats: φ ="
+        f" {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. E ="
+        f" {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α = {law.alpha:.3f}, B ="
+        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}."
     )
     own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
     if own is None:
@@ -209,15 +210,16 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
         rows.append([str(ratio), percent(by_law), percent(best), predicted, shown])
     head = [
         "cost ratio",
-        "best moment by the law",
-        "best moment measured",
+        "best delink by the law",
+        "best delink measured",
         "speed-up in seconds by the law",
         "speed-up measured",
     ]
+    tried = joined(percent(moment) for moment in sorted(moments(own.trials, 1)) if moment)
     note = (
-        f"Moments of the delink of one block, as shares of the tokens, with {own.parameters:,} parameters; 0 % is"
-        " unshared training. The law was searched up to 99 %, so 99 % means: as late as possible. Three moments were"
-        " measured."
+        f"The table below is for one shared block and {own.parameters:,} parameters. It has the share of the tokens"
+        " after which a delink gives the highest speed-up; 0 % is unshared training. By the law, shares up to 99 % were"
+        f" searched, so 99 % means: as late as possible. Delinks at {tried} were measured."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

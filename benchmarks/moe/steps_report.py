@@ -99,17 +99,17 @@ def _beside(found: Beside) -> list[str]:
 The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks (gloo over loopback,
 one thread each). Each rank has half of all experts. Each token goes to {cases.PER_TOKEN} SwiGLU experts of size
 {cases.EXPERT_SIZE}; experts have no capacity limit. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The
-stacks differ only in their layers of experts: all of them use this project's attention and other modules, the same
-first weights and batches, and AdamW, and keep activations. In each step, the losses of the stacks differ by at most
-{apart}. n is the number of micro-batches. There are {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in
-brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster. DeepSpeed is
-compared with the row *gradients sharded*, torchtitan with the row *fully sharded*. Versions: {versions}.
+stacks differ only in their layers of experts. All of them use this project's attention and other modules, start from
+the same weights, train on the same batches with AdamW, and keep activations. In each step, the losses of the stacks
+differ by at most {apart}. n is the number of micro-batches. There are {cases.ROUNDS} rounds of {cases.TIMED} timed
+steps. A factor in brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster.
+DeepSpeed is compared with the row *gradients sharded*, torchtitan with the row *fully sharded*. Versions: {versions}.
 
-torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. Its layer of experts is
-used without its trainer. In bfloat16 on a CPU, oneDNN compiles a kernel for each number of rows that it meets for the
-first time, and the compilation takes longer than the matrix product. pseudoreal and torchtitan multiply only the rows
-of the tokens that an expert gets, so oneDNN often meets a new number of rows. DeepSpeed pads all experts of a layer to
-the same number of rows, so oneDNN meets fewer new numbers."""
+torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses its
+layer of experts without its trainer. In bfloat16 on a CPU, oneDNN compiles a kernel for each number of rows that it
+meets for the first time, and the compilation takes longer than the matrix product. pseudoreal and torchtitan multiply
+only the rows of the tokens that an expert gets, so oneDNN often meets a new number of rows. DeepSpeed pads all experts
+of a layer to the same number of rows, so oneDNN meets fewer new numbers."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -165,13 +165,13 @@ blocks recomputed. Each token goes to {growth.PER_TOKEN} experts of size {growth
 experts. So the matrix products take the same number of operations in all models, except for the router's product. One
 process has an engine for each number of experts, and the engines take turns. A turn is a step with all of its updates.
 A ratio is the time divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns. Bold
-rows name the home of the state, and the tokens of a step. The losses are the same in all homes, to the bit. On this
-machine device and host are the same memory.
+rows name the home of the state, and the tokens of a step. The losses have the same bits in all homes. On this machine
+device and host are the same memory.
 
 *Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
 time of all other threads: they reduce gradients, update weights, copy, and read and write the disk. They run at the
-same time as the passes if a second core is free. Both figures are seconds per step, without the time of the disk
-itself."""
+same time as the passes if a second core is free. Both figures are seconds per step, without the time in which threads
+wait for the disk."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -205,17 +205,17 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
 
 
 _FLAT = f"""\
-The largest number of experts with which a step takes at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]}
-experts is"""
+The list has the largest number of experts with which a step takes at most {growth.MOST - 1:.0%} longer than with
+{growth.COUNTS[0]} experts:"""
 _WHY = """\
 If a step takes more than 15% longer, the passes are the main cause on device and host. With the state on disk, the
-other threads and the disk itself add about as much. The optimizer updates all experts in every step, so its time grows
-with the number of experts, but not with the number of tokens. The passes multiply the matrices of each expert
-separately. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs, and each step
-writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s with 1,024
-experts and 0.20 s with 16. (The profile was made before the weights of experts were stacked in one tensor.) The
-router's softmax and choice took 0.05 s; their time grows with the number of experts. With more tokens in a micro-batch,
-all of these costs become a smaller part of a step."""
+other threads and the disk itself add about as much time as the passes. The optimizer updates all experts in every step,
+so its time grows with the number of experts, but not with the number of tokens. The passes multiply the matrices of
+each expert separately. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs.
+Each step also writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s
+with 1,024 experts and 0.20 s with 16. (The profile was made before the weights of experts were stacked in one tensor.)
+The router's softmax and choice took 0.05 s; their time grows with the number of experts. With more tokens in a
+micro-batch, all of these costs become a smaller part of a step."""
 
 
 # Section: routing.
@@ -258,9 +258,10 @@ def _grouped(found: Sequence[Product]) -> list[str]:
 Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expert, and is multiplied by the matrix of
 this expert, {products.OUTPUTS} by {products.INPUTS}, forward and backward on one thread. Figures are processor
 milliseconds, medians of {products.TURNS}. *Loop* computes the products one after the other. *Grouped* is
-`torch.nn.functional.grouped_mm`, or the error that torch raises for this type. The benchmark fails unless both results
-are equal to the bit. *Loop, new* is the first loop after the experts' numbers of rows have changed. pseudoreal's engine
-uses the grouped product if torch has one for the type and the experts have no biases; otherwise it uses the loop."""
+`torch.nn.functional.grouped_mm`; if torch raises an error for this type, the table has the error. The benchmark fails
+unless the results of loop and grouped product have the same bits. *Loop, new* is the first loop after the numbers of
+rows of the experts have changed. pseudoreal's engine uses the grouped product if torch has one for the type and the
+experts have no biases; otherwise it uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

@@ -20,21 +20,21 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-{UNTRIED} marks what is built, and tested as far as fakes, schemas and linters can test it, but has never been run.
-Expect mistakes there. [Support](support.md) says what is meant to work."""
+{UNTRIED} marks what is built but has never run. Only tests with fakes, schemas and linters have checked it, so expect
+mistakes there. [Support](support.md) says what is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     (
         "Kueue",
         "kueue",
         "sigs.k8s.io/kueue",
-        "used by tests of jobs in queues, topology, MultiKueue between two control planes",
+        "tests use it: jobs in queues, topology, MultiKueue between two control planes",
     ),
     (
         "scheduler-plugins",
         "coscheduling",
         "sigs.k8s.io/scheduler-plugins",
-        "used by tests of gangs of pods, on simulated nodes without containers",
+        "tests use it: gangs of pods, on simulated nodes without containers",
     ),
     (
         "Kubeflow Trainer",
@@ -75,7 +75,7 @@ def _machines(facts: Json) -> str:
     rows += [(_runner(name), "`make test-unit`, in a GitHub workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
         ("macOS", "`make run`: examples/laptop.yaml as local processes", UNTRIED),
-        ("Windows", "nothing was run; the client may work, because it needs only Python", UNTRIED),
+        ("Windows", "nothing has run; the client may work, because it needs only Python", UNTRIED),
         ("images for arm64", "a release would build them", UNTRIED),
     ]
     return _section("Machines", ("machine", "what", "result"), rows)
@@ -101,7 +101,7 @@ def _kubernetes(facts: Json) -> str:
         ("minikube, k3d, k3s", "the quickstart", UNTRIED),
         (
             "EKS, GKE, AKS, OpenShift",
-            "nothing was run; tests compare the rendered chart with OpenShift's rules",
+            "nothing has run; tests compare the rendered chart with OpenShift's rules",
             UNTRIED,
         ),
     ]
@@ -112,12 +112,12 @@ def _neighbours() -> str:
     rows = [
         (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
     ]
-    rows.append(("Volcano", "only its PodGroup", f"tests create its objects; its scheduler is {UNTRIED}"))
+    rows.append(("Volcano", "only its PodGroup", f"tests create PodGroups; its scheduler is {UNTRIED}"))
     rows.append(
         (
             "Helm",
             _pinned(paths.TOOLS / "go.mod", "helm.sh/helm/v3"),
-            "tests and the demo use it: install, upgrade, test",
+            "tests and the demo use its commands install, upgrade and test",
         )
     )
     rows.append(("PyTorch", _locked("torch"), "all tests of the trainer use it, on CPUs"))
@@ -127,7 +127,7 @@ def _neighbours() -> str:
 def _accelerators() -> str:
     rows = [
         ("one GPU of NVIDIA", "`make test-gpu`, `make gpu-bundle`", _on_a_gpu()),
-        ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo instead of NCCL", UNTRIED),
+        ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo in place of NCCL", UNTRIED),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
         ("publishing (`.github/workflows/release.yml`)", "this workflow, for images, charts and attestations", UNTRIED),
     ]
@@ -140,7 +140,7 @@ def _on_a_gpu() -> str:
         return UNTRIED
     machine = json.loads(GPU.read_text())["machine"]
     device, torch, date = machine["device"], machine["versions"]["torch"], machine["date"][:10]
-    return f"[a part ran](benchmarks/gpu.md) on {date}: {device}, torch {torch}"
+    return f"[a part of these commands ran](benchmarks/gpu.md) on {date}: {device}, torch {torch}"
 
 
 def _models(facts: Json) -> str:

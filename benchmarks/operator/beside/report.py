@@ -60,47 +60,48 @@ _PANELS: tuple[tuple[str, Callable[[Life], float]], ...] = (
 
 _TEXT = f"""\
 This section compares three *stacks*: pseudoreal's operator and two of Kubeflow's. The stacks run one after the other,
-each with its own API server, etcd and controller manager, without nodes. A simulator of this project plays the
-kubelets: each pod runs for 5 s. All jobs are applied together, and end by themselves. Requests and times come from the
-API server's audit log.
+each with its own API server, etcd and controller manager, without nodes. A simulator of this project writes the
+statuses of the pods: each pod runs for 5 s. All jobs are applied together, and end by themselves. Requests and times
+come from the API server's audit log.
 
-- *pseudoreal* has no limit of requests, and makes at most 16 passes at the same time. Its job has one phase, like the
-  jobs of the other stacks. The job of *pseudoreal, two phases* runs two sets of pods and a delink between them. Its
-  figures are not compared, because the other stacks have no such job.
+- *pseudoreal* has no limit of requests a second, and makes at most 16 reconcile passes at the same time. Its jobs have
+  one phase, and so one set of pods, like the jobs of the other stacks. The jobs of *pseudoreal, two phases* have two
+  phases, and a delink between them. These jobs are not compared, because the other stacks have no such jobs.
 - *training-operator* is Kubeflow's training operator 1.9.2. A job is a PyTorchJob of a master and workers.
-- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which it requires. A figure is the sum
-  for both programs. A job is a TrainJob on the Trainer's own runtime `torch-distributed`.
+- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which it requires. Its figures are sums
+  over both programs. A job is a TrainJob on the Trainer's own runtime `torch-distributed`.
 
-The API server calls the webhooks of Kubeflow's operators, as it does with their manifests. The controller manager, the
+The API server calls the webhooks that the manifests of Kubeflow's operators define. The controller manager, the
 training operator and JobSet may send {CLIENT_LIMIT} requests a second. The Trainer's limit of 20 requests a second is
 built in, and has no option. The controllers have their default numbers of threads.
 
 A *write* is a request that changes a job, its status or its children. Events and dry runs are counted as requests, but
-not as writes. Requests about Leases are not counted. (pseudoreal makes a dry run of each Job when it first sees a
+not as writes. Requests about Leases count as neither. (pseudoreal makes a dry run of each Job when it first sees a
 PseudoRealJob.) A PyTorchJob ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
 
 
 _WHY = """\
-**Where the time goes.** The machine's processors are the limit, and the API server uses most of their time. pseudoreal
-costs the API server more than the other stacks do, for two reasons:
+**Where the time goes.** The machine's processors limit the jobs a second, and the API server uses most of their time. A
+job of pseudoreal costs the API server more processor time than a job of the other stacks, for two reasons:
 
 - pseudoreal's operator keeps no copy of Jobs and pods. In each pass over a job of one phase, it reads the job, its Jobs
-  and its pods from the API server. The other stacks read from their own memory.
+  and its pods from the API server. The other stacks read copies in their own memory.
 - A write of a PseudoRealJob's status costs more than a write of the other stacks' statuses. In a profile of the API
-  server with 100 jobs on a quiet machine, these writes took 31 % of its time. Half of these 31 % were for CEL rules: at
-  each write, the API server checks the rules of the whole object, even if only the status has changed.
+  server with 100 jobs on a quiet machine, these writes took 31 % of its time, and CEL rules took half of this. At each
+  write, the API server checks the rules of the whole object, even if only the status has changed.
 
 On a busy machine, a write of a status took 29 ms of the API server's processor time (median of three rounds of 30
-writes). It took 19 ms with only the rules on changes, 19 ms with only the rules on values, 13 ms with only the rules
-that do not look into the phases, and 11 ms without rules. A read took 2 ms. A job of one phase takes 225 ms of the
-servers' processor time, of which the rules take 70 ms, in four writes of the status. So cheaper rules alone would not
-reach the aim for jobs a second. The tables and these figures were measured before the rules became
-[a policy](../decisions/0035-rules-are-a-policy.md): now a write of a status costs 1.03 times as much as without rules.
+writes). The write took 19 ms with only the rules on changes, 19 ms with only the rules on values, 13 ms with only the
+rules that do not look into the phases, and 11 ms without rules. A read took 2 ms. A job of one phase takes 225 ms of
+the processor time of etcd, API server and controller manager. In this time there are four writes of the status, in
+which rules take 70 ms. So cheaper rules alone would not reach the aim for jobs a second. These figures were measured
+before the rules became [a policy](../decisions/0035-rules-are-a-policy.md): now a write of a status costs 1.03 times as
+much as without rules.
 
-**The tables** were measured before a change of pseudoreal: since the change, an event that repeats a known state causes
-no pass. The effect of the change was measured with 60 jobs of 2 pods, in two rounds. In each round, the version before
-the change, the version after it and the training operator took turns. Other programs took 1.2 to 1.5 of the machine's 2
-processors.
+**Passes.** A change of pseudoreal reduced the number of passes: since the change, an event that repeats a known state
+causes no pass. The effect of the change was measured with 60 jobs of 2 pods, in two rounds. In each round, the version
+before the change, the version after it and the training operator took turns. Other programs took 1.2 to 1.5 of the
+machine's 2 processors.
 
 | for a job, in the two rounds | before the change | after the change | training operator |
 | --- | ---: | ---: | ---: |
@@ -110,11 +111,10 @@ processors.
 | processor time of the operator, ms | 61, 65 | 51, 54 | 15, 14 |
 | processor time of the servers, ms | 259, 258 | 248, 243 | 93, 87 |
 
-After the change, a job takes 7 % less processor time in total. Even so, a job of pseudoreal takes 2.8 to 2.9 times as
-much processor time as a job of the training operator. Processors are the limit, so the aim for jobs a second is still
-not reached. The largest part of the time goes into the four
-writes of the status. Jobs a second cannot be compared in these rounds, because other programs left each run a different
-share of the machine."""
+After the change, a job of pseudoreal takes 7 % less processor time in total, but still 2.8 to 2.9 times as much as a
+job of the training operator. So the aim for jobs a second is still not reached. The four writes of the status take the
+largest part of the time. Jobs a second cannot be compared in these rounds, because other programs left each run a
+different share of the machine."""
 
 
 def section(results: Lives | None = None) -> str:
@@ -211,14 +211,14 @@ def _share_of_most(found: Reporting) -> float:
 
 def _reports(found: Reporting) -> str:
     return (
-        f"**Reports.** {found.pods:,} pods of one job report every second, each over its own connection. They send as"
-        f" many reports as {found.pods * REPORT_SECONDS:,.0f} pods that report every {REPORT_SECONDS:g} s. The operator"
-        f" accepted {found.reports_per_second:,.0f} reports a second; {found.refused:,} reports were refused or lost."
-        f" It used {found.processor_share:.0%} of a core, which is {found.milliseconds:.2f} ms of processor time for"
-        f" each report. It made {found.writes_per_minute:g} writes a minute, and had a peak memory of"
-        f" {found.peak_bytes / _MB:,.0f} MB. Computed from the time for one report, the reports of {MOST_JOBS:,} pods"
-        f" ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. {MOST_JOBS:,} pods"
-        " at once were not tried: each pod keeps a connection, and the endpoint holds at most"
+        f"**Reports.** {found.pods:,} pods of one job report every second, each over its own connection. Together they"
+        f" send as many reports as {found.pods * REPORT_SECONDS:,.0f} pods that report every {REPORT_SECONDS:g} s. The"
+        f" operator accepted {found.reports_per_second:,.0f} reports a second; {found.refused:,} reports were refused"
+        f" or lost. The operator used {found.processor_share:.0%} of a core, which is {found.milliseconds:.2f} ms of"
+        f" processor time for each report. It made {found.writes_per_minute:g} writes a minute, and had a peak memory"
+        f" of {found.peak_bytes / _MB:,.0f} MB. Computed from the time for one report, the reports of {MOST_JOBS:,}"
+        f" pods ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. {MOST_JOBS:,}"
+        " pods at once were not tried: each pod keeps a connection open, and the operator accepts at most"
         f" {MOST_CONNECTIONS:,} connections."
     )
 
