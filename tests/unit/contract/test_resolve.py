@@ -145,6 +145,21 @@ def test_a_pipeline_of_all_ranks() -> None:
         ),
         (
             {
+                "spec__phases__1__workers": 4,
+                "spec__phases__1__parallelism": {"replicas": 2, "stateSharding": "Full", "contextRanks": 4},
+            },
+            r"a replica has 2 data-parallel ranks, not a multiple of parallelism.contextRanks 4; change workers",
+        ),
+        (
+            {
+                "spec__phases__1__workers": 8,
+                "spec__phases__1__batch": {"sequences": 3},
+                "spec__phases__1__parallelism": {"contextRanks": 2},
+            },
+            r"8 data-parallel ranks in 4 groups, one for each sequence, but a micro-batch has 3 sequences",
+        ),
+        (
+            {
                 "spec__phases__1__parallelism": {"expertRanks": 2},
                 "spec__model__experts": {"count": 8},
                 "spec__model__norm": {"placement": "Both"},

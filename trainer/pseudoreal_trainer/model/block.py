@@ -115,9 +115,7 @@ class Block(nn.Module):
         scope: Scope | None,
         saved: SavedDecision | None,
     ) -> Tensor:
-        out: Tensor = (
-            self._mix_experts(features, statistics, scope, saved) if self.is_mixture else self.ffn(features)
-        )
+        out: Tensor = self._mix_experts(features, statistics, scope, saved) if self.is_mixture else self.ffn(features)
         return out
 
     def _mix_experts(
@@ -132,7 +130,6 @@ class Block(nn.Module):
         known = () if isinstance(self.experts, TopKExperts) else (self._documents(scope),)
         mixed: Tensor = self.experts(features, self.router(features), statistics, *known, saved=saved)
         return mixed if self.shared is None else mixed + self.shared(features)
-
 
     def _documents(self, scope: Scope | None) -> Documents | None:
         """Return the documents within which experts count their tokens; None: they count within sequences, or not at

@@ -36,7 +36,14 @@ TWO_RANKS = [
     *each(**TWO, documents=True, keep=["Inputs", "All"], options=["", "Mistral"], clipping="PerUnit"),
     *each(**TWO, sequences=1, loss_chunk=5, z_loss="1e-3", tied=True),
     Case(**TWO, stash=True, homes="h", sharding="Full", window=1, clipping="Global", speculates=True),
-    *each(data=2, context_ranks=2, drawn=WITH_EXPERTS, expert_ranks=[1, 2], keep=["Inputs", "All"], documents=[True, False]),
+    *each(
+        data=2,
+        context_ranks=2,
+        drawn=WITH_EXPERTS,
+        expert_ranks=[1, 2],
+        keep=["Inputs", "All"],
+        documents=[True, False],
+    ),
     Case(data=2, context_ranks=2, drawn=WITH_EXPERTS, expert_ranks=2, expert_groups=2, homes="hD", sharding="Full"),
 ]
 FOUR_RANKS = [
@@ -69,9 +76,7 @@ want(CLOSE, written=True)
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
-def test_training_with_context_ranks_equals_the_reference(
-    case: Case, engine_results: dict[Case, list[Result]]
-) -> None:
+def test_training_with_context_ranks_equals_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     assert_trained_alike(sound(engine_results, case), case)
 
 

@@ -98,7 +98,10 @@ def test_attention_in_parts_equals_attention_over_whole_sequences(
     shapes = ((ROWS, 24, heads, WIDTH) for heads in (HEADS, key_heads, key_heads))
     query, key, value = (torch.randn(s, generator=draw, dtype=torch.float64, requires_grad=True) for s in shapes)
     starts = torch.stack(
-        [torch.tensor([b for b, n in zip(accumulate(row, initial=0), row, strict=False) for _ in range(n)]) for row in lengths]
+        [
+            torch.tensor([b for b, n in zip(accumulate(row, initial=0), row, strict=False) for _ in range(n)])
+            for row in lengths
+        ]
     )
     expected = _whole(query, key, value, starts, window)
     cuts = [ContextCut(ranks, rank, 24) for rank in range(ranks)]
