@@ -18,7 +18,6 @@ from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
-
 _Form = tuple[MicroBatchShape, ContextCut | None]
 """Shape of a micro-batch, and the cut of its sequences over context ranks."""
 

@@ -158,9 +158,9 @@ def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     """Return the counts summed over the sequences of all ranks.
 
     The pipeline ranks of a data rank have the same samples, and so have the context ranks, so only the first of each
-    contributes. Each rank counts only its own samples. With global clipping, the ranks agreed after all passes of the previous step, so this sum waits for
-    no passes. With other clipping, the ranks agreed before most backward passes, and on a GPU this sum waits for these
-    passes.
+    contributes. Each rank counts only its own samples. With global clipping, the ranks agreed after all passes of the
+    previous step, so this sum waits for no passes. With other clipping, the ranks agreed before most backward passes,
+    and on a GPU this sum waits for these passes.
     """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=groups.device)
     contributes = groups.pipeline_rank == groups.context_rank == 0
