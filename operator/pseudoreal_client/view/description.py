@@ -171,8 +171,7 @@ def _without(cells: tuple[str, ...], index: int) -> tuple[str, ...]:
 
 
 def _chosen_layout(layout: ChosenLayout) -> list[str]:
-    """Return the cells of a layout that the trainer chose. Such a layout cuts no sequences."""
-    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks, 1))
+    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks, layout.context_ranks))
     words = map(one_line, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
     return [*counts, *words, f"{one_line(layout.step_time)} s"]
 

@@ -18,7 +18,7 @@ from pseudoreal_api.spec.phase import Home
 
 from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
 from pseudoreal_trainer.estimate.search.bound import min_step_seconds
-from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen
+from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen, context_choices
 from pseudoreal_trainer.estimate.time.costs import ROUNDING_ON_GPU, ROUNDING_ON_HOST, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import STEPS
@@ -83,19 +83,29 @@ class Search:
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Yield the layouts that fit, fastest first. Of layouts as fast as the fastest one before them, up to
+        """Yield the layouts that fit, fastest first, all with the smallest number of context ranks with which some
+        layout fits: a larger number only adds traffic. Of layouts as fast as the fastest one before them, up to
         `SECONDS_RESOLUTION`, yield the layout with the most free memory first, then the simplest. Raises ValueError if
         the profile lacks a figure that the phase needs."""
         equal: list[Found] = []
-        for found in self._by_seconds():
+        for found in self._with_fewest_context_ranks():
             if equal and found.seconds > equal[0].seconds * (1 + SECONDS_RESOLUTION):
                 yield from _by_free_memory(equal)
                 equal = []
             equal.append(found)
         yield from _by_free_memory(equal)
 
-    def _by_seconds(self) -> Iterator[Found]:
-        waiting = [entry for choice in choices(self._config) if (entry := self._first_entry(choice)) is not None]
+    def _with_fewest_context_ranks(self) -> Iterator[Found]:
+        for context in context_choices(self._config):
+            layouts = self._by_seconds(context)
+            if (first := next(layouts, None)) is not None:
+                yield first
+                yield from layouts
+                return
+
+    def _by_seconds(self, context: int) -> Iterator[Found]:
+        every = choices(self._config, context)
+        waiting = [entry for choice in every if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
             entry = heapq.heappop(waiting)

@@ -35,6 +35,7 @@ class Choice:
     keep: Keep
     replicas: int = 1
     expert_ranks: int = 1
+    context_ranks: int = 1
 
     @property
     def is_modular(self) -> bool:
@@ -48,17 +49,33 @@ class Choice:
     def simplicity(self) -> tuple[int, ...]:
         """Sort key; smaller is simpler."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
-        mesh = (self.pipeline, self.expert_ranks, self.replicas)
+        mesh = (self.pipeline, self.expert_ranks, self.context_ranks, self.replicas)
         return (*mesh, cut, order, self.micro_batches, _KEEPS.index(self.keep))
 
 
-def choices(config: PhaseConfig) -> Iterator[Choice]:
-    """Yield every choice allowed by the phase's ranks, layers, experts and batch: pipeline ranks divide the ranks,
-    replicas divide the data ranks, expert ranks and the phase's context ranks divide the ranks of a replica; and each
-    data rank has at least one sequence of each micro-batch, or a part of it. Muon needs whole matrices, so no state is
-    cut."""
+def context_choices(config: PhaseConfig) -> list[int]:
+    """Return the possible numbers of context ranks, ascending, from the number in the phase: sequences have equal
+    chunks, and experts do not count the tokens of whole sequences."""
+    model, least = config.model, config.parallelism.context_ranks
+    top_k = model.top_k
+    counts_sequences = model.experts is not None and (
+        top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
+    )
+    if counts_sequences:
+        return [least]
+    return [
+        number
+        for number in _divisors(config.ranks, config.ranks)
+        if number == least or (number > least and model.sequence_length % (2 * number) == 0)
+    ]
+
+
+def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:
+    """Yield every choice with this number of context ranks that is allowed by the phase's ranks, layers, experts and
+    batch: pipeline ranks divide the ranks, replicas divide the data ranks, expert ranks and context ranks divide the
+    ranks of a replica; and each data rank has at least one sequence of each micro-batch, or a part of it. Muon needs
+    whole matrices, so no state is cut."""
     needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
-    context = config.parallelism.context_ranks
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         if data % context:
@@ -72,7 +89,7 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
                         continue
                     for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
-                            yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
+                            yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts, context)
 
 
 def _keeps_of(config: PhaseConfig) -> tuple[Keep, ...]:
@@ -90,7 +107,7 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
         state_sharding=choice.sharding,
         replicas=choice.replicas,
         expert_ranks=choice.expert_ranks,
-        context_ranks=config.parallelism.context_ranks,
+        context_ranks=choice.context_ranks,
     )
     return config.model_copy(
         update={

@@ -112,7 +112,7 @@ def test_search_finds_the_same_layouts_as_brute_force(
 ) -> None:
     eight_ranks(job_body, model)
     phase = config(PHASE)
-    everything = {choice: bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
+    everything = {choice: bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase, 1)}
     expected = ranked([(seconds, 0, choice.simplicity) for choice, (_, seconds) in everything.items()])
     search = Search(phase, "cpu", NETWORKS[name], 1)
     assert [(found.seconds, 0, found.choice.simplicity) for found in search.fastest()] == expected
@@ -124,7 +124,7 @@ def test_search_finds_the_same_layouts_as_brute_force(
 
 def test_of_equally_fast_layouts_the_first_has_the_most_free_memory(phase: PhaseConfig) -> None:
     hardware = NETWORKS["fast networks"]
-    needs = {choice: peak(phase, choice, hardware) for choice in choices(phase)}
+    needs = {choice: peak(phase, choice, hardware) for choice in choices(phase, 1)}
     memory = max(needs.values())
     known = hardware.model_copy(update={"device_bytes": memory})
     expected = ranked(
@@ -146,7 +146,7 @@ def test_no_layout_is_faster_than_its_bound_without_global_clipping(phase: Phase
     mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
     phase = phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update={"clipping": mode})})
     best = min(found.seconds for found in islice(Search(phase, "cpu", NETWORKS[name], 1).fastest(), 20))
-    assert best == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
+    assert best == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase, 1))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_no_layout_with_streamed_units_is_faster_than_its_bound(
     eight_ranks(job_body, model)
     job_body["spec"]["phases"][PHASE] |= {"offload": {"home": "Host"} | offload, "batch": {"sequences": 64}}
     phase = config(PHASE)
-    found = [bound_and_seconds(phase, choice, hardware) for choice in [*choices(phase)][::9]]
+    found = [bound_and_seconds(phase, choice, hardware) for choice in [*choices(phase, 1)][::9]]
     assert len(found) > 20
     assert all(0 < bound <= seconds for bound, seconds in found)
 
@@ -183,12 +183,12 @@ def test_schedules_that_do_not_know_all_routing_decisions_are_no_candidates(
         )
 
     balanced = with_loss_over("Step")
-    assert set(choices(balanced)) == {
+    assert set(choices(balanced, 1)) == {
         choice
-        for choice in choices(with_loss_over("Sequence"))
+        for choice in choices(with_loss_over("Sequence"), 1)
         if choice.schedule in ("Layered", "GPipe") or choice.micro_batches == 1
     }
-    for choice in list(choices(balanced))[::20]:
+    for choice in list(choices(balanced, 1))[::20]:
         plan_phase(chosen(balanced, choice), "cpu", None, 1)
 
 
@@ -221,7 +221,7 @@ def test_candidates_are_all_layouts_that_a_job_may_request(
     sharded over one data rank; and replicas of one rank are the ranks of one replica."""
     eight_ranks(job_body, model)
     job = PseudoRealJob.model_validate(job_body)
-    found = list(choices(config(PHASE)))
+    found = list(choices(config(PHASE), 1))
     assert len(found) == len(set(found))
     assert set(found) == {
         choice
@@ -237,7 +237,7 @@ def test_candidates_are_all_layouts_that_a_job_may_request(
 def test_expert_ranks_are_varied_only_where_a_job_may_request_them(phase: PhaseConfig, field: str) -> None:
     changes = {"norm": phase.model.norm.model_copy(update={"placement": "Post"})} if field == "norm" else {}
     phase = phase.model_copy(update={"model": phase.model.model_copy(update=changes)})
-    assert {choice.expert_ranks for choice in choices(phase)} == {1}
+    assert {choice.expert_ranks for choice in choices(phase, 1)} == {1}
 
 
 @pytest.mark.parametrize("blocks", [4, 2])
@@ -247,23 +247,23 @@ def test_candidates_with_muon_are_those_that_cut_no_matrix(phase: PhaseConfig, b
     shared = phase.model_copy(update={"sharing": sharing})
     expected = {
         choice
-        for choice in choices(shared)
+        for choice in choices(shared, 1)
         if choice.sharding == "None" and not phase_layout(chosen(shared, choice), "cpu").common_layer_units
     }
-    assert set(choices(shared.model_copy(update={"optimizer": with_muon}))) == expected
+    assert set(choices(shared.model_copy(update={"optimizer": with_muon}), 1)) == expected
     assert {choice.pipeline for choice in expected} == ({1, 2, 4} if blocks == 4 else {1, 2})
 
 
 def test_offloaded_activations_are_only_combined_with_keep_inputs(phase: PhaseConfig) -> None:
     on_host = phase.activations.model_copy(update={"home": "Host"})
-    found = list(choices(phase.model_copy(update={"activations": on_host})))
+    found = list(choices(phase.model_copy(update={"activations": on_host}), 1))
     assert {choice.keep for choice in found} == {"Inputs"}
-    assert 3 * len(found) == len(list(choices(phase)))
+    assert 3 * len(found) == len(list(choices(phase, 1)))
 
 
 def test_compiled_blocks_are_never_combined_with_selective_recomputation(phase: PhaseConfig) -> None:
     compiled = phase.model_copy(update={"compile": phase.compile.model_copy(update={"mode": "Blocks"})})
-    assert {choice.keep for choice in choices(compiled)} == {"Inputs", "All"}
+    assert {choice.keep for choice in choices(compiled, 1)} == {"Inputs", "All"}
 
 
 def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
@@ -271,7 +271,7 @@ def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
     hardware = NETWORKS["a slow network"]
     needs = {
         choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
-        for choice in choices(phase)
+        for choice in choices(phase, 1)
     }
     bound = sorted(needs.values())[len(needs) // 2]
     small = hardware.model_copy(update={"device_bytes": bound})
@@ -281,12 +281,23 @@ def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
     assert search.counts.too_large == len(needs) - len(found) > 0
 
 
+def test_sequences_are_cut_only_if_no_layout_with_whole_sequences_fits(phase: PhaseConfig) -> None:
+    hardware = NETWORKS["fast networks"]
+    least = {context: min(peak(phase, choice, hardware) for choice in choices(phase, context)) for context in (1, 2)}
+    assert least[2] < least[1], "each pass has fewer tokens"
+    for context, room in ((1, least[1]), (2, least[1] - 1)):
+        limited = hardware.model_copy(update={"device_bytes": room})
+        found = {entry.choice for entry in Search(phase, "cpu", limited, 1).fastest()}
+        assert found == {choice for choice in choices(phase, context) if peak(phase, choice, hardware) <= room}
+        assert found
+
+
 def test_budget_moves_units_before_a_layout_is_excluded(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], phase: PhaseConfig
 ) -> None:
     hardware = NETWORKS["fast networks"]
     most = min(
-        plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes for choice in choices(phase)
+        plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes for choice in choices(phase, 1)
     )
     job_body["spec"]["phases"][PHASE]["offload"] = {"budget": {"device": most - 1}}
     budgeted = config(PHASE)
@@ -326,11 +337,11 @@ def test_search_under_a_budget_finds_the_same_layouts_as_brute_force(
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
     job_body["spec"]["phases"][PHASE] |= {"sharing": sharing} if sharing else {}
     whole = config(PHASE)
-    needs = sorted(peak(whole, choice, hardware) for choice in [*choices(whole)][::7])
+    needs = sorted(peak(whole, choice, hardware) for choice in [*choices(whole, 1)][::7])
     budget = {"device": needs[len(needs) // 4], "host": 20_000}
     job_body["spec"]["phases"][PHASE]["offload"] = {"budget": budget, "expertGroups": groups}
     phase = config(PHASE)
-    reports = {choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report for choice in choices(phase)}
+    reports = {choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report for choice in choices(phase, 1)}
     fitting = {choice: report for choice, report in reports.items() if report.fits}
     assert {home for report in fitting.values() for home in report.homes.values()} == {"Device", "Host", "Disk"}
     assert 50 < len(fitting) < len(reports)
