@@ -27,11 +27,13 @@ def final_loss(
     validated: int,
     moments: torch.dtype = torch.float32,
     gradients: torch.dtype = torch.float32,
+    *,
+    float8: bool = False,
 ) -> float:
     """Return the validation loss after the last step, in nats per byte.
 
     `rate`: learning rate of a step, counted from 0. `seed`: seed of the weights and of the samples. `validated`: number
-    of sequences of the validation.
+    of sequences of the validation. `float8`: whether products of blocks have operands in float8.
     """
     book = torch.from_numpy(np.frombuffer(_BOOK.read_bytes(), np.uint8).astype(np.int64))
     training, validation = book[: len(book) * 9 // 10], book[len(book) * 9 // 10 :]
@@ -48,7 +50,7 @@ def final_loss(
     layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
     with TemporaryDirectory() as folder:
         engine = make_engine(
-            work, ranks, layout, Path(folder), moments=moments, optimizer=optimizer, gradients=gradients
+            work, ranks, layout, Path(folder), moments=moments, optimizer=optimizer, gradients=gradients, float8=float8
         )
         for step, batch in enumerate(batches):
             engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate(step), stop=False), step)

@@ -70,6 +70,8 @@ def make_engine(
     moments: torch.dtype = torch.float32,
     optimizer: Optimizer | None = None,
     gradients: torch.dtype = torch.float32,
+    *,
+    float8: bool = False,
 ) -> Engine:
     """Return an engine with one block per layer, like the other stacks, and with their optimizer if none is given."""
     layers = work.model.layers
@@ -87,6 +89,7 @@ def make_engine(
         compiled=False,
         offload_directory=folder,
         seed=work.seed,
+        float8=float8,
     )
     engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):

@@ -164,6 +164,13 @@ class Precision(ApiModel):
         " BFloat16: the sum is rounded to the nearest before norm and update, with the same bits in every layout."
         " BFloat16 halves the bytes of gradients on the way to host or disk, and there.",
     )
+    products: Annotated[Literal["Compute", "Float8"], Since(4)] = Field(
+        "Compute",
+        description="products is the number format of the operands of matrix products in blocks. Compute: the format"
+        " compute. Float8: e4m3, with a power of two for each row; on devices without such products, the rounded"
+        " numbers are multiplied in the format compute. Routed experts, routers, embedding, head, and gradients of"
+        " weights are multiplied in the format compute.",
+    )
     kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
         "Fastest",
         description="kernels says which GPU kernels are used. Fastest: the fastest; two runs may differ in"

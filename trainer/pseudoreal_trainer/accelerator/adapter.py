@@ -48,6 +48,10 @@ class Adapter:
         made = [dist.new_group([*ranks], timeout=timeout) for ranks in members]
         return next((group for group in made if isinstance(group, dist.ProcessGroup)), None)
 
+    def can_multiply_float8(self) -> bool:
+        """Return whether `torch.nn.functional.scaled_mm` multiplies float8 matrices with scaled rows on the device."""
+        return False
+
     def can_group(self, _: torch.dtype) -> bool:
         """Return whether `torch.nn.functional.grouped_mm` multiplies matrices of this type on the device."""
         return False

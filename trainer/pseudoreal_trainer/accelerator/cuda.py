@@ -52,6 +52,10 @@ class CudaAdapter(Adapter):
         # One collective call of all ranks creates all these groups together.
         return dist.split_group(split_ranks=[[*ranks] for ranks in members], timeout=timeout)
 
+    def can_multiply_float8(self) -> bool:
+        # AMD's GPUs have another format of float8, whose largest number is smaller.
+        return torch.version.hip is None and torch.cuda.get_device_capability(self.device) >= (8, 9)
+
     def can_group(self, dtype: torch.dtype) -> bool:
         return dtype is torch.bfloat16 and torch.cuda.get_device_capability(self.device) >= (8, 0)
 

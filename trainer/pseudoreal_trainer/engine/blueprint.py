@@ -30,3 +30,5 @@ class Blueprint:
     """Seed of the random bits that round moments."""
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
+    float8: bool = False
+    """Whether products of blocks have operands in float8."""

@@ -68,7 +68,9 @@ class StepExecutor:
     ) -> None:
         self._blueprint, self._groups, self._layout = blueprint, groups, groups.layout
         self._streams, self._trace = streams, trace
-        modules = Modules(blueprint.model, store.units, blueprint.compute, compiled=blueprint.compiled)
+        modules = Modules(
+            blueprint.model, store.units, blueprint.compute, compiled=blueprint.compiled, float8=blueprint.float8
+        )
         self.modules = modules
         self._copies = Copies(store, groups, streams, trace)
         self._gradients = Gradients(store, modules, groups, streams, trace)

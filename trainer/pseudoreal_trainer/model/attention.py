@@ -47,13 +47,14 @@ class Attention(nn.Module):
     """Causal self-attention with rotary positions. Query head j uses key and value head j // (heads /
     keyValueHeads)."""
 
-    def __init__(self, spec: Model) -> None:
+    def __init__(self, spec: Model, linear: type[nn.Linear] = nn.Linear) -> None:
+        """`linear`: class of the projections."""
         super().__init__()
         hidden, query, key, bias = spec.hidden_size, spec.query_size, spec.key_size, spec.attention.bias
-        self.query = nn.Linear(hidden, query, bias=bias != "None")
-        self.key = nn.Linear(hidden, key, bias=bias != "None")
-        self.value = nn.Linear(hidden, key, bias=bias != "None")
-        self.output = nn.Linear(query, hidden, bias=bias == "All")
+        self.query = linear(hidden, query, bias=bias != "None")
+        self.key = linear(hidden, key, bias=bias != "None")
+        self.value = linear(hidden, key, bias=bias != "None")
+        self.output = linear(query, hidden, bias=bias == "All")
         self._head_size, self._is_grouped = spec.head_size, query != key
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
         self.query_norm, self.key_norm = _norm(spec, query), _norm(spec, key)

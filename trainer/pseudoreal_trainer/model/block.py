@@ -35,17 +35,18 @@ class Block(nn.Module):
     """A transformer layer: adds attention, then the MLP or experts, to the residual stream. Each of the two parts has a
     pre-norm, a post-norm, or both, according to `norm.placement`."""
 
-    def __init__(self, spec: Model, layer: int = 0) -> None:
-        """`layer`: any layer that uses the block. Layers of one kind, dense or with experts, may share a block."""
+    def __init__(self, spec: Model, layer: int = 0, linear: type[nn.Linear] = nn.Linear) -> None:
+        """`layer`: any layer that uses the block. Layers of one kind, dense or with experts, may share a block.
+        `linear`: class of the linear layers in attention, in the MLP and in shared experts."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, linear)
         self.ffn_norm, self.ffn_output_norm = _pre_norm(spec), _post_norm(spec)
         self.is_mixture = spec.has_experts(layer)
         if self.is_mixture:
-            self.router, self.experts, self.shared = _experts(spec)
+            self.router, self.experts, self.shared = _experts(spec, linear)
         else:
-            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward)
+            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward, linear)
 
     def forward(
         self,
@@ -140,13 +141,13 @@ class Block(nn.Module):
         return scope
 
 
-def _experts(spec: Model) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
+def _experts(spec: Model, linear: type[nn.Linear]) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
     """Return the router, the experts, and the shared experts; None without shared experts."""
     assert spec.experts is not None, "the layer has experts"
     router = Router(spec.hidden_size, spec.experts.count)
     if spec.experts.top_k is None:
         return router, Experts(spec, spec.experts), None
-    shared = FeedForward(spec.hidden_size, spec.shared_expert) if spec.shared_expert else None
+    shared = FeedForward(spec.hidden_size, spec.shared_expert, linear) if spec.shared_expert else None
     return router, TopKExperts(spec, spec.experts.top_k, spec.experts.count), shared
 
 

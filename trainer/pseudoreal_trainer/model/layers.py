@@ -1,5 +1,6 @@
 """Parts of a layer: the norm and the MLP."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pseudoreal_trainer.model.float8 import Float8Linear, gradient_of_inputs
 from pseudoreal_trainer.model.recomputation import mark_recomputed
 
 
@@ -20,12 +22,13 @@ def rms_norm(spec: Model, size: int) -> nn.RMSNorm:
 class FeedForward(nn.Module):
     """MLP. GELU: down(gelu(up(x))). SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
 
-    def __init__(self, hidden: int, spec: FeedForwardSpec) -> None:
+    def __init__(self, hidden: int, spec: FeedForwardSpec, linear: type[nn.Linear] = nn.Linear) -> None:
+        """`linear`: class of the linear layers."""
         super().__init__()
         bias = spec.bias == "All"
-        self.gate = nn.Linear(hidden, spec.size, bias=bias) if spec.activation == "SwiGLU" else None
-        self.up = nn.Linear(hidden, spec.size, bias=bias)
-        self.down = nn.Linear(spec.size, hidden, bias=bias)
+        self.gate = linear(hidden, spec.size, bias=bias) if spec.activation == "SwiGLU" else None
+        self.up = linear(hidden, spec.size, bias=bias)
+        self.down = linear(spec.size, hidden, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the MLP's output: [..., H] -> [..., H]."""
@@ -35,7 +38,8 @@ class FeedForward(nn.Module):
     def unread_sum(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """Return a tensor with the graph of `residual + self(hidden)`, [..., H], but without its values: no gradient
         depends on them, so a pass that is recomputed for its gradients need not multiply by `down`."""
-        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias)
+        of_inputs = gradient_of_inputs if isinstance(self.down, Float8Linear) else torch.mm
+        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias, of_inputs)
         return out
 
     def _activated(self, hidden: Tensor) -> Tensor:
@@ -45,12 +49,20 @@ class FeedForward(nn.Module):
 
 class _UnreadSum(torch.autograd.Function):
     """residual [..., H] + activated [..., F] times weight [H, F], plus bias [H] or none. The output has the sum's shape
-    and one element of memory."""
+    and one element of memory. `of_inputs`: returns the gradient of the activations, [n, F], for rows of the output's
+    gradient, [n, H], and the weight."""
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, activated: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        residual: Tensor,
+        activated: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of_inputs: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
         ctx.save_for_backward(activated, weight)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.of_inputs = bias is not None, of_inputs
         return residual.new_empty(()).expand(residual.shape)
 
     @staticmethod
@@ -60,7 +72,7 @@ class _UnreadSum(torch.autograd.Function):
         # The products that autograd computes for torch's linear layer, so that the gradients have the same bits.
         rows, inputs = gradient.flatten(0, -2), activated.flatten(0, -2)
         of_bias = rows.sum(0) if ctx.has_bias else None
-        return gradient, rows.mm(weight).view_as(activated), rows.t().mm(inputs), of_bias
+        return gradient, ctx.of_inputs(rows, weight).view_as(activated), rows.t().mm(inputs), of_bias, None
 
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pseudoreal_trainer.model.attention import Scope, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, RoutedTokens
 from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
+from pseudoreal_trainer.model.float8 import Float8Linear
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
@@ -57,12 +58,15 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 class Modules:
     """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
-    the compute dtype `dtype`."""
+    the compute dtype `dtype`. `float8`: whether products of blocks have operands in float8."""
 
-    def __init__(self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool) -> None:
+    def __init__(
+        self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool, float8: bool = False
+    ) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
-            blocks = {kind: Block(model, layer) for kind, layer in layers.items()}
+            linear = Float8Linear if float8 else nn.Linear
+            blocks = {kind: Block(model, layer, linear) for kind, layer in layers.items()}
             embedding, head = embedding_and_head(model)
         self.head: Head | TiedEmbeddingHead = head
         self._embedding = UnitModule(embedding, units[0])

@@ -65,6 +65,8 @@ class Sizes:
     """Format in which moments are kept."""
     gradients: GradientFormat = "Master"
     """Format to which summed gradients are rounded."""
+    rounds_operands: bool = False
+    """True if operands of products in blocks are rounded to float8."""
     uses_muon: bool = False
     """True if Muon updates the matrices of attention, feed-forward parts and experts."""
 

@@ -50,7 +50,7 @@ class AutogradMemory(SavedTensors):
             self._at_attention_pre_norm,
             self._at_gradient_accumulation,
         ]
-        return max(moments)
+        return max(moments) + self._rounded_operands
 
     @cached_property
     def backward_up_to_experts(self) -> int:
@@ -62,7 +62,22 @@ class AutogradMemory(SavedTensors):
             self._at_query_projection,
             self._at_attention_pre_norm,
         ]
-        return max(moments)
+        return max(moments) + self._rounded_operands
+
+    @property
+    def _rounded_operands(self) -> int:
+        """Upper bound of the bytes of a product's operands while they are rounded to float8: both operands of the
+        largest product, and as much again while they are scaled."""
+        if not self.sizes.rounds_operands:
+            return 0
+        model = self.sizes.model
+        dense = model.shared_expert if self._is_mixture else model.feed_forward
+        outputs = [model.query_size, *([dense.size] if dense is not None else [])]
+        hidden, tokens = model.hidden_size, self.tokens
+        return max(
+            2 * self._tensors.of(tokens * max(hidden, size) + hidden * size, self.sizes.compute_bytes)
+            for size in outputs
+        )
 
     @cached_property
     def expert_first_gradients(self) -> int:

@@ -154,6 +154,7 @@ class Case:
     algorithm: Any = "AdamW"
     moments: Any = "Master"
     gradients: Any = "Master"
+    products: Any = "Compute"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
     vocabulary: int = 256

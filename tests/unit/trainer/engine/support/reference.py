@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw, adamw_of_tensors
+from tests.support.float8 import round_products
 from tests.support.muon import MuonAndAdamW
 from tests.support.rounding import round_moments
 from tests.support.routers import Routers
@@ -99,6 +100,8 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=SEED, dtype=dtype)
+    if case.products == "Float8":
+        round_products(model)
     # Biases of experts are stacked, and so have two dimensions.
     beginnings = tuple(f"{name.lower()}." for name in case.exclusions)
     excluded = [p for n, p in model.named_parameters() if n.startswith(beginnings) or n.endswith(".bias")]
@@ -164,6 +167,8 @@ def round_gradients(model: Transformer, case: Case) -> None:
 def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     """Return the sum of the losses of the first batch, in nats."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
+    if case.products == "Float8":
+        round_products(model)
     load_into(model, weights)
     pairs = _pairs(case, batch_of(case, 0).flatten(0, 1))
     sums = [F.cross_entropy(model(i).flatten(0, 1), wanted.flatten(), reduction="sum") for i, wanted in pairs]

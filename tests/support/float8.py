@@ -1,0 +1,77 @@
+"""Products in float8, from the format's definition: an oracle that shares no code with the trainer.
+
+The numbers of e4m3 are listed from their bits, and each number is rounded by a search in the list.
+"""
+
+from itertools import pairwise
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def _numbers() -> list[float]:
+    """Return the numbers of the format that are not negative, ascending: 4 bits of exponent with bias 7, 3 bits of
+    mantissa; the largest exponent with the largest mantissa is NaN."""
+    small = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
+    rest = [(1 + mantissa / 8) * 2.0 ** (exponent - 7) for exponent in range(1, 16) for mantissa in range(8)]
+    return (small + rest)[:-1]
+
+
+NUMBERS = _numbers()
+_MIDDLES = np.array([(low + high) / 2 for low, high in pairwise(NUMBERS)])
+"""Entry i: the number half-way between entries i and i + 1 of NUMBERS."""
+
+
+def nearest(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the nearest numbers of the format, of two equally near ones the one with an even mantissa. The magnitude
+    of `values` is at most the largest number."""
+    magnitude = np.abs(values)
+    low, high = (np.searchsorted(_MIDDLES, magnitude, side=side) for side in ("left", "right"))
+    index = np.where((low != high) & (low % 2 == 1), high, low)
+    return np.array(NUMBERS)[index] * np.sign(values)
+
+
+def round_rows(rows: Tensor) -> Tensor:
+    """Return the rows [n, k], each divided by the smallest power of two that leaves no magnitude above 448, rounded,
+    and multiplied by this power. A float64 is rounded to float32 first, as torch's conversion does."""
+    found = rows.detach().double().numpy()
+    powers = [2.0 ** ceil(log2(most / 448)) if (most := float(np.abs(row).max(initial=0))) else 1.0 for row in found]
+    scales = np.array(powers)[:, None]
+    return torch.from_numpy(nearest((found / scales).astype(np.float32).astype(np.float64)) * scales).to(rows.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        return F.linear(round_rows(rows), round_rows(weight), bias).reshape(*inputs.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        of_inputs = round_rows(rows) @ round_rows(weight.T.contiguous()).T
+        of_weight = rows.T @ inputs.reshape(-1, inputs.shape[-1])
+        return of_inputs.reshape(inputs.shape), of_weight, rows.sum(0)
+
+
+def round_products(model: nn.Module) -> None:
+    """Make the linear layers in the blocks of a plain model, but not their routers, multiply in float8."""
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and name.startswith("blocks."):
+            _replace(module)
+
+
+def _replace(module: nn.Linear) -> None:
+    def forward(inputs: Tensor) -> Tensor:
+        bias = module.bias if module.bias is not None else torch.zeros(module.out_features, dtype=inputs.dtype)
+        out: Tensor = _Linear.apply(inputs, module.weight, bias)
+        return out
+
+    module.forward = forward  # type: ignore[method-assign]

@@ -1,0 +1,87 @@
+"""Products in float8 against the format's definition."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_trainer.model.float8 import Float8Linear, obstacle, product, rounded
+from torch import Tensor, nn
+
+from tests.support.float8 import NUMBERS, nearest, round_rows
+
+DTYPES = [torch.bfloat16, torch.float32, torch.float64]
+
+
+def _drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def test_the_oracle_has_the_numbers_of_torch() -> None:
+    bits = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    assert bits.tolist() == NUMBERS
+    assert NUMBERS[-1] == 448
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_rounded_to_the_nearest_number(dtype: torch.dtype) -> None:
+    """Rows of very different magnitudes, with the numbers half-way between two numbers of the format."""
+    magnitudes = torch.tensor([1e-30, 1e-5, 1.0, 300.0, 1e20], dtype=dtype)[:, None]
+    rows = _drawn(5, 200, dtype=dtype) * magnitudes
+    assert torch.equal(rounded(rows), round_rows(rows))
+    middles = torch.tensor([[448.0, *[(a + b) / 2 for a, b in pairwise(NUMBERS)]]]).to(dtype)
+    assert torch.equal(rounded(middles), torch.from_numpy(nearest(middles.double().numpy())).to(dtype))
+
+
+@pytest.mark.parametrize("most", [448.0, 449.0, 447.0, 224.0, 1.0, 1.75, 1.76])
+def test_the_largest_magnitude_of_a_row_is_used_in_full(most: float) -> None:
+    """A row whose largest magnitude is a number of the format times a power of two keeps it."""
+    row = torch.tensor([[most, most / 3, -most]], dtype=torch.float64)
+    found = rounded(row)
+    assert torch.equal(found, round_rows(row))
+    assert abs(float(found[0, 0]) - most) <= most / 16
+    assert float(found[0, 2]) == -float(found[0, 0])
+
+
+def test_zeros_stay_zeros_and_numbers_that_are_not_finite_stay_so() -> None:
+    assert torch.equal(rounded(torch.zeros(2, 3)), torch.zeros(2, 3))
+    for bad in (float("nan"), float("inf")):
+        found = rounded(torch.tensor([[1.0, bad], [1.0, 2.0]]))
+        assert not found[0].isfinite().all()
+        assert torch.equal(found[1], torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_other_rows(dtype: torch.dtype) -> None:
+    rows = _drawn(6, 40, dtype=dtype)
+    assert torch.equal(rounded(rows)[2:4], rounded(rows[2:4]))
+
+
+def test_a_linear_layer_rounds_both_operands_of_its_output_and_of_the_gradient_of_its_input() -> None:
+    layer = Float8Linear(24, 10, dtype=torch.float64)
+    plain = nn.Linear(24, 10, dtype=torch.float64)
+    plain.load_state_dict(layer.state_dict())
+    inputs = _drawn(3, 5, 24).requires_grad_()
+    out = layer(inputs)
+    expected = round_rows(inputs.flatten(0, 1)) @ round_rows(layer.weight).T + layer.bias
+    torch.testing.assert_close(out.flatten(0, 1), expected, rtol=0, atol=1e-14)
+    assert not torch.allclose(out, plain(inputs), rtol=1e-4), "the rounding shows"
+    gradient = _drawn(3, 5, 10, seed=2)
+    of_inputs, of_weight, of_bias = torch.autograd.grad(out, (inputs, layer.weight, layer.bias), gradient)
+    rows = gradient.flatten(0, 1)
+    wanted = round_rows(rows) @ round_rows(layer.weight.T.contiguous()).T
+    torch.testing.assert_close(of_inputs.flatten(0, 1), wanted, rtol=0, atol=1e-14)
+    # The gradient of the weight is that of a plain layer.
+    for found, name in ((of_weight, "weight"), (of_bias, "bias")):
+        (plainly,) = torch.autograd.grad(plain(inputs), (getattr(plain, name),), gradient)
+        torch.testing.assert_close(found, plainly, rtol=0, atol=1e-14)
+
+
+def test_a_cpu_multiplies_the_rounded_numbers() -> None:
+    assert obstacle(torch.device("cpu")) == "the device has no products in float8"
+    left, right = _drawn(4, 32, dtype=torch.bfloat16), _drawn(16, 32, dtype=torch.bfloat16, seed=2)
+    assert torch.equal(product(left, right), rounded(left).mm(rounded(right).t()))
+
+
+def test_the_oracle_rounds_ties_to_even() -> None:
+    assert nearest(np.array([1.0625, 1.1875, -1.0625])).tolist() == [1.0, 1.25, -1.0]
