@@ -343,7 +343,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         )
     _check_spread(phase, data, where)
     if (groups := data // phase.parallelism.context_ranks) > width:
-        each = "" if groups == data else f" in {groups} groups, one for each sequence,"
+        each = "" if groups == data else f" in {groups} groups, one for each sequence"
         raise UnresolvableJob(
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks{each}, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
