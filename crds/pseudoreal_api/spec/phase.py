@@ -240,6 +240,15 @@ class Activations(ApiModel):
         description="home is the memory in which saved block inputs wait for the backward pass. Device: the GPU's."
         " Host: host memory, which frees device memory and costs copies; it needs keep Inputs.",
     )
+    sequence_chunks: Annotated[int, Since(4)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=1_000,
+        description="sequenceChunks is the number of chunks of the sequence in which layers without experts are"
+        " computed, one chunk after the other, for long sequences: the graph of a layer then has the tensors of one"
+        " chunk. The result is the same up to rounding. More than 1 needs keep Inputs, and compile.mode None.",
+    )
 
 
 class UnitHome(ApiModel):

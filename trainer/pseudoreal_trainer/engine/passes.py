@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload, Key
+from pseudoreal_trainer.engine.chunks import ChunkedLayer, ChunkedSequences, parts_of
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradient_similarity import SimilarityProbe
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients
@@ -21,7 +22,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
-from pseudoreal_trainer.model.context import ContextCut, SequenceParts, spans_of
+from pseudoreal_trainer.model.context import ContextCut, SequenceParts
 from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
@@ -90,6 +91,10 @@ class PlanRun:
     """Micro-batch -> token ids, [B, T + 1], on the device."""
     scopes: dict[int, Scope | None] = field(default_factory=dict)
     """Micro-batch -> tokens to which its tokens attend; None: each attends to all tokens before it."""
+    documents: dict[int, Documents] = field(default_factory=dict)
+    """Micro-batch -> documents of its whole sequences; empty if attention spans whole sequences."""
+    chunked: dict[int, ChunkedSequences] = field(default_factory=dict)
+    """Micro-batch -> its sequences in chunks, for layers that are computed in chunks."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
     """(position, micro-batch) -> input of the position, [B, T, H], on the device."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -224,6 +229,9 @@ class Passes:
             run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
 
     def _layer_backward(self, run: PlanRun, position: int, m: int) -> None:
+        if (layer := self._in_chunks(run, position, m)) is not None:
+            self._backward_in_chunks(run, position, m, layer)
+            return
         graph, gradient = self._graph(run, position, m)
         statistics, trained = graph.statistics, self._trained(position)
         sources = [*([graph.input] if position > 0 else []), *trained, *([statistics.sums] if statistics else [])]
@@ -238,6 +246,16 @@ class Passes:
             # Router statistics belong to the block, the first unit: the router is part of it.
             self.add_gradients(run, position, unit, own, sums)
             sums = None
+
+    def _backward_in_chunks(self, run: PlanRun, position: int, m: int, layer: ChunkedLayer) -> None:
+        (unit,) = self.layout.units_of(position)
+        gradient, source = run.gradients.pop((position + 1, m)), self.take_input(run, position, m)
+        run.gradients[position, m] = layer.backward(
+            source.detach(),
+            gradient,
+            self.modules.of(unit).trained,
+            lambda gradients: self.add_gradients(run, position, unit, gradients),
+        )
 
     def add_gradients(
         self, run: PlanRun, position: int, unit: int, gradients: Sequence[Tensor | None], sums: Tensor | None = None
@@ -376,7 +394,7 @@ class Passes:
             run.tokens[m] = self.tokens.to_device(tokens)
             documents = None
             if self.end_of_document is not None:
-                documents = find_documents(tokens, self.end_of_document, run.tokens[m])
+                documents = run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
             cut = self.cut(run, m)
             run.scopes[m] = documents if cut is None else self.sequence_parts(cut, documents)
         return run.tokens[m]
@@ -394,11 +412,30 @@ class Passes:
 
     def sequence_parts(self, cut: ContextCut, documents: Documents | None) -> SequenceParts:
         """Return this rank's parts of the sequences of a micro-batch. `documents`: documents of the whole sequences."""
-        if documents is None:
-            positions = torch.arange(cut.length, device=self.streams.device)[None]
-            return SequenceParts(cut, (spans_of(cut, [cut.length]),), cut.own(positions)[0], self.gather)
-        spans = tuple(spans_of(cut, lengths) for lengths in documents.lengths)
-        return SequenceParts(cut, spans, cut.own(documents.positions), self.gather)
+        return parts_of(cut.chunks, cut.length, documents, self.streams.device, partial(self.gather, cut))
+
+    def _in_chunks(self, run: PlanRun, position: int, m: int) -> ChunkedLayer | None:
+        """Return the layer at a position, to be computed in chunks of the sequence; None if it is computed at once."""
+        if self.layout.sequence_chunks == 1 or run.reads is not None or not self.layout.is_dense(position):
+            return None
+        if run.probe is not None:
+            return None  # the probe takes the gradients of a whole pass
+        (sequences, length), cut = self.shape(run, m), self.cut(run, m)
+        if not sequences:
+            return None
+        if m not in run.chunked:
+            documents = self._documents(run, m)
+            tokens = (range(length),) if cut is None else cut.chunks
+            whole, chunks = length if cut is None else cut.length, self.layout.sequence_chunks
+            run.chunked[m] = ChunkedSequences.of(tokens, whole, documents, chunks, self.streams.device)
+        return ChunkedLayer(self.modules, position - 1, run.chunked[m], cut, self.gather)
+
+    def _documents(self, run: PlanRun, m: int) -> Documents | None:
+        """Return the documents of whole sequences; None if attention spans whole sequences."""
+        if self.end_of_document is None:
+            return None
+        self._tokens(run, m)
+        return run.documents[m]
 
     def _compute(
         self,
@@ -413,5 +450,7 @@ class Passes:
     ) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
+        if not torch.is_grad_enabled() and (layer := self._in_chunks(run, position, m)) is not None:
+            return layer.forward(source)
         scope = self.scope(run, m)
         return self.modules.block(source, position - 1, statistics, scope, saved, is_output_read=is_output_read)

@@ -70,12 +70,27 @@ class Attention(nn.Module):
         attention stays, or parts of sequences, whose layers need no mask; None: whole sequences.
         """
         query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
-        key = rotate(self._split_heads(self.key(hidden), self.key_norm), rotation)
-        value = self._split_heads(self.value(hidden), None)
+        if isinstance(scope, SequenceParts) and scope.keys_and_values is not None:
+            return self._project(attend_in_parts(scope, query, scope.keys_and_values))
+        key, value = self._keys(hidden, rotation), self._values(hidden)
         if scope is None or not len(hidden):
             mixed = _attend(query, key, value, mask, is_grouped=self._is_grouped)
         else:
             mixed = self.attend_within(scope, query, key, value, mask, self.window)
+        return self._project(mixed)
+
+    def keys_and_values(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the rotated keys and the values, side by side: [B, T, H] -> [B, T, 2 key heads, width]."""
+        return torch.cat([self._keys(hidden, rotation), self._values(hidden)], dim=2)
+
+    def _keys(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        return rotate(self._split_heads(self.key(hidden), self.key_norm), rotation)
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        return self._split_heads(self.value(hidden), None)
+
+    def _project(self, mixed: Tensor) -> Tensor:
+        """Return the output projection of mixed values: [B, T, heads, width] -> [B, T, H]."""
         out: Tensor = self.output(mixed.flatten(2))
         return out
 
@@ -121,7 +136,7 @@ def attend_within(
     No mask over all pairs of tokens is needed, and the time grows with the squares of the documents' lengths.
     """
     if isinstance(scope, SequenceParts):
-        return attend_in_parts(scope, query, key, value)
+        return attend_in_parts(scope, query, scope.whole(torch.cat([key, value], dim=2)))
     documents = scope
     heads, width = query.shape[2:]
     if varlen_obstacle(query.device, query.dtype, heads, key.shape[2], width) is None:

@@ -105,6 +105,11 @@ class Block(nn.Module):
             self.attention(_pre_normalize(self.attention_norm, hidden), rotation, mask, scope),
         )
 
+    def keys_and_values(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the keys and values of the block's attention for the block's input: [B, T, H] -> [B, T, 2 key heads,
+        width]."""
+        return self.attention.keys_and_values(_pre_normalize(self.attention_norm, hidden), rotation)
+
     def use_experts_of(self, other: "Block") -> None:
         """Make both blocks use the experts of `other`. Each block keeps its router."""
         self.experts.use_weights_of(other.experts)

@@ -1,10 +1,11 @@
-"""Context parallelism: attention of a part of each sequence, with keys and values of whole sequences.
+"""Attention of a part of each sequence, with keys and values of whole sequences. All other parts of a layer compute
+each token for itself.
 
-A sequence is cut into 2 C chunks of equal length, where C is the number of context ranks. Rank r computes the chunks r
-and 2 C - 1 - r: an early chunk, which attends to few tokens, and a late chunk, which attends to many. So causal
-attention takes all ranks the same time (Llama 3, arXiv 2407.21783, section 3.3.2). The ranks gather keys and values,
-which have fewer features than queries in models with grouped heads, and attend with the queries of their own chunks.
-All other parts of a layer compute each token for itself.
+The parts are on different ranks (context parallelism), or a rank computes them one after the other. For context
+parallelism, a sequence is cut into 2 C chunks of equal length, where C is the number of context ranks. Rank r computes
+the chunks r and 2 C - 1 - r: an early chunk, which attends to few tokens, and a late chunk, which attends to many. So
+causal attention takes all ranks the same time (Llama 3, arXiv 2407.21783, section 3.3.2). The ranks gather keys and
+values, which have fewer features than queries in models with grouped heads, and attend with their own queries.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,48 +60,63 @@ class ContextCut:
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring tokens of one document in one chunk, and the tokens to which these tokens attend."""
+    """Neighbouring tokens of one document in a part of a sequence, and the tokens to which these tokens attend."""
 
     queries: range
-    """Indices of the tokens in the rank's part of the sequence."""
+    """Indices of the tokens in the part."""
     keys: range
     """Indices in the sequence, from the first token of the document to the span's last token."""
 
 
-def spans_of(cut: ContextCut, lengths: Sequence[int]) -> tuple[Span, ...]:
-    """Return the spans of the rank's part of a sequence. `lengths`: lengths in tokens of the sequence's documents, in
-    order; a sequence without documents counts as one document."""
-    found = []
+def spans_of(tokens: Sequence[range], lengths: Sequence[int]) -> tuple[Span, ...]:
+    """Return the spans of a part of a sequence. `tokens`: ranges of tokens of the sequence, in the order in which the
+    part has them. `lengths`: lengths in tokens of the sequence's documents, in order; a sequence without documents
+    counts as one document."""
+    found, before = list[Span](), 0
     documents = [*pairwise(accumulate(lengths, initial=0))]
-    for index, chunk in enumerate(cut.chunks):
-        shift = index * cut.chunk - chunk.start
+    for own in tokens:
+        shift, before = before - own.start, before + len(own)
         for begin, end in documents:
-            first, last = max(begin, chunk.start), min(end, chunk.stop)
+            first, last = max(begin, own.start), min(end, own.stop)
             if first < last:
                 found.append(Span(range(first + shift, last + shift), range(begin, last)))
     return tuple(found)
 
 
+def sub_ranges(tokens: Sequence[range], begin: int, end: int) -> list[range]:
+    """Return the ranges of the tokens from index `begin` up to `end` of a part with these ranges of tokens."""
+    found, before = [], 0
+    for own in tokens:
+        first, last = max(begin - before, 0), min(end - before, len(own))
+        if first < last:
+            found.append(own[first:last])
+        before += len(own)
+    return found
+
+
 @dataclass(frozen=True)
 class SequenceParts:
-    """This rank's parts of the sequences of a micro-batch."""
+    """Parts of the sequences of a micro-batch."""
 
-    cut: ContextCut
+    length: int
+    """Number of tokens of a whole sequence, T."""
     spans: tuple[tuple[Span, ...], ...]
     """Entry b: spans of sequence b. A single entry: spans of each sequence."""
     positions: Tensor
-    """Position of each token in its document, from 0: [B, T / C], or [T / C] if it is the same in all sequences."""
-    gather: Callable[[ContextCut, Tensor], Tensor]
-    """Returns whole sequences from this rank's parts and the parts of the other context ranks, [B, T / C, ...] -> [B,
-    T, ...], with gradient. Collective over the context ranks."""
+    """Position of each token of the part in its document, from 0: [B, L], or [L] if all sequences have the same."""
+    whole: Callable[[Tensor], Tensor]
+    """Returns keys and values of whole sequences for keys and values of the parts, [B, L, ...] -> [B, T, ...], with
+    gradient. Collective over the context ranks."""
+    keys_and_values: Tensor | None = None
+    """Keys and values of whole sequences, [B, T, 2 key heads, w], keys first; None: to be computed."""
     window: int | None = None
     """Size of the layer's sliding window in tokens; None: no window."""
 
 
-def attend_in_parts(parts: SequenceParts, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return values mixed by causal attention: queries [B, T / C, heads, w], keys and values [B, T / C, key heads, w]
-    -> [B, T / C, heads, w]. Collective over the context ranks."""
-    key, value = parts.gather(parts.cut, torch.cat([key, value], dim=2)).chunk(2, dim=2)
+def attend_in_parts(parts: SequenceParts, query: Tensor, keys_and_values: Tensor) -> Tensor:
+    """Return values mixed by causal attention: queries [B, L, heads, w] of the parts, and keys and values [B, T, 2 key
+    heads, w] of whole sequences -> [B, L, heads, w]."""
+    key, value = keys_and_values.chunk(2, dim=2)
     if len(parts.spans) == 1:
         return _attend_to_spans(parts.spans[0], query, key, value, parts.window)
     rows = zip(parts.spans, query.split(1), key.split(1), value.split(1), strict=True)

@@ -121,6 +121,10 @@ class Modules:
         )
         return out
 
+    def keys_and_values(self, hidden: Tensor, layer: int, parts: SequenceParts) -> Tensor:
+        """Return the keys and values of the bound block as layer `layer`: [B, L, H] -> [B, L, 2 key heads, width]."""
+        return self._blocks[self._model.has_experts(layer)].keys_and_values(hidden, self._rotation(hidden, parts))
+
     def route(
         self,
         hidden: Tensor,
@@ -155,7 +159,7 @@ class Modules:
         return RouterStatistics.empty(experts.count, divisor, device, choices_of_step)
 
     def _rotation(self, hidden: Tensor, scope: Scope | None) -> tuple[Tensor, Tensor]:
-        length = scope.cut.length if isinstance(scope, SequenceParts) else hidden.shape[1]
+        length = scope.length if isinstance(scope, SequenceParts) else hidden.shape[1]
         key = (length, hidden.device)
         if key not in self._rotations:
             self._rotations[key] = rotary(self._model, length, hidden)

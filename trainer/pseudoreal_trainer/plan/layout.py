@@ -57,6 +57,9 @@ class Layout:
     """Size of the window: maximum number of working copies of streamed units at a time, per pool."""
     keep: Keep = "Inputs"
     """Activations that are kept for the backward pass."""
+    sequence_chunks: int = 1
+    """Number of chunks of the sequence in which dense layers are computed, one after the other; more than one only if
+    blocks are recomputed."""
     stash: bool = False
     """Whether boundary activations are offloaded to the host."""
     clipping: ClippingMode = "Global"
@@ -277,6 +280,10 @@ class Layout:
     def sums_choices(self, position: int) -> bool:
         """Return whether the backward passes of a position need the choices of all its forward passes."""
         return self.balances_steps and self.has_experts(position)
+
+    def is_dense(self, position: int) -> bool:
+        """Return whether the position is a layer without experts."""
+        return 0 < position < self.head and not self.has_experts(position)
 
     def has_experts(self, position: int) -> bool:
         return len(self.units_of(position)) > 1

@@ -292,6 +292,14 @@ TRAINING_RULES = (
         "self.optimizer.nonFinite",
     ),
     on_each_phase(
+        "p.activations.sequenceChunks == 1 || (p.activations.keep == 'Inputs' && p.compile.mode == 'None')",
+        ".activations.sequenceChunks %d needs activations.keep Inputs and compile.mode None, but they are %s and %s: a"
+        " layer in chunks is recomputed chunk by chunk; change them, or remove sequenceChunks",
+        "p.activations.sequenceChunks",
+        "p.activations.keep",
+        "p.compile.mode",
+    ),
+    on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
         ".activations.home %s needs activations.keep Inputs, but it is %s: only inputs of blocks can be in host memory",
         "p.activations.home",

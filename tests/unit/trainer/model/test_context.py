@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.model.context import ContextCut, SequenceParts, attend_in_parts, spans_of
+from pseudoreal_trainer.model.context import ContextCut, SequenceParts, attend_in_parts, spans_of, sub_ranges
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -51,7 +51,7 @@ def test_spans_have_each_token_once_with_all_tokens_before_it_in_its_document(dr
     for rank in range(ranks):
         cut = ContextCut(ranks, rank, sum(lengths))
         found = {}
-        for span in spans_of(cut, lengths):
+        for span in spans_of(cut.chunks, lengths):
             assert len(span.queries) <= len(span.keys)
             ends = range(span.keys.stop - len(span.queries), span.keys.stop)
             found |= {query: (span.keys.start, end) for query, end in zip(span.queries, ends, strict=True)}
@@ -71,13 +71,9 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, window: in
     return torch.einsum("bhqk,bkhw->bqhw", weights, value.repeat_interleave(query.shape[2] // key.shape[2], dim=2))
 
 
-def _gather_from(others: list[Tensor], rank: int) -> Callable[[ContextCut, Tensor], Tensor]:
+def _gather_from(cut: ContextCut, others: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a gather that takes the parts of other ranks from `others`. Gradients reach all parts."""
-
-    def gather(cut: ContextCut, part: Tensor) -> Tensor:
-        return cut.joined(torch.stack([*others[:rank], part, *others[rank + 1 :]]))
-
-    return gather
+    return lambda part: cut.joined(torch.stack([*others[: cut.rank], part, *others[cut.rank + 1 :]]))
 
 
 DOCUMENTS = {
@@ -108,12 +104,11 @@ def test_attention_in_parts_equals_attention_over_whole_sequences(
     both = torch.cat([key, value], dim=2)
     mixed = []
     for cut in cuts:
-        spans = tuple(spans_of(cut, row) for row in lengths)
-        own = [other.own(both) for other in cuts]
-        parts = SequenceParts(
-            cut, spans[:1] if lengths[0] == [24] else spans, cut.own(starts), _gather_from(own, cut.rank), window
-        )
-        mixed.append(attend_in_parts(parts, *map(cut.own, (query, key, value))))
+        spans = tuple(spans_of(cut.chunks, row) for row in lengths)
+        own, is_whole = [other.own(both) for other in cuts], lengths[0] == [24]
+        gather = _gather_from(cut, own)
+        parts = SequenceParts(24, spans[:1] if is_whole else spans, cut.own(starts), gather, window=window)
+        mixed.append(attend_in_parts(parts, cut.own(query), gather(own[cut.rank])))
     found = cuts[0].joined(torch.stack(mixed))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
     direction = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
@@ -126,7 +121,21 @@ def test_attention_of_a_part_without_documents_is_torch_s_causal_attention_where
     """The first chunk of the first rank attends to itself alone: no mask is needed."""
     cut = ContextCut(2, 0, 8)
     features = torch.randn(1, 8, 1, WIDTH, dtype=torch.float64)
-    parts = SequenceParts(cut, (spans_of(cut, [8]),), torch.arange(4), lambda _, __: torch.cat([features] * 2, dim=2))
-    own = cut.own(features)
+    both = torch.cat([features] * 2, dim=2)
+    parts = SequenceParts(8, (spans_of(cut.chunks, [8]),), torch.arange(4), lambda _: both)
     expected = F.scaled_dot_product_attention(*(features[:, :2].transpose(1, 2),) * 3, is_causal=True).transpose(1, 2)
-    torch.testing.assert_close(attend_in_parts(parts, own, own, own)[:, :2], expected, rtol=0, atol=1e-15)
+    found = attend_in_parts(parts, cut.own(features), both)
+    torch.testing.assert_close(found[:, :2], expected, rtol=0, atol=1e-15)
+
+
+@given(_lengths(), st.data())
+def test_a_part_of_a_part_has_the_spans_of_its_tokens(drawn: tuple[int, list[int]], data: st.DataObject) -> None:
+    ranks, lengths = drawn
+    cut = ContextCut(ranks, data.draw(st.integers(0, ranks - 1)), sum(lengths))
+    tokens = [token for chunk in cut.chunks for token in chunk]
+    begin = data.draw(st.integers(0, len(tokens)))
+    end = data.draw(st.integers(begin, len(tokens)))
+    ranges = sub_ranges(cut.chunks, begin, end)
+    assert [token for own in ranges for token in own] == tokens[begin:end]
+    queries = [query for span in spans_of(ranges, lengths) for query in span.queries]
+    assert queries == [*range(end - begin)]

@@ -150,7 +150,7 @@ class MeasuredCosts:
     def seconds(self, record: Record, resource: Resource, /) -> float:
         if isinstance(record, Pass):
             gathered = self.loads(record).get("context", 0.0)
-            return self._speeds.pass_seconds + self._arithmetic(record) + self._accumulation(record) + gathered
+            return self._launches(record) + self._arithmetic(record) + self._accumulation(record) + gathered
         if isinstance(record, Agree):
             return self._speeds.agree_seconds
         loads = self.loads(record)
@@ -161,6 +161,14 @@ class MeasuredCosts:
         carried = sum((loads.get(traffic, 0.0) for traffic in CARRIED[resource]), first)
         # The chunks of an update are pipelined: one is updated while others are read and written.
         return max(loads.get("optimizer", 0.0), carried)
+
+    def _launches(self, record: Pass) -> float:
+        """Return the seconds that a pass takes whatever its tokens. A layer in chunks is a pass for each chunk, and one
+        for its keys and values."""
+        return self._speeds.pass_seconds * (self._layout.sequence_chunks + 1 if self._is_in_chunks(record) else 1)
+
+    def _is_in_chunks(self, record: Pass) -> bool:
+        return self._layout.sequence_chunks > 1 and self._layout.is_dense(record.position)
 
     def _norm_and_rounding(self, unit: int) -> float:
         """Return the seconds in which a reduced gradient is rounded and its norm is computed, by the bytes that each
@@ -247,6 +255,10 @@ class MeasuredCosts:
         if again:
             left_out = self._sizes.unread_product_flops(self._tokens, position - 1)
             backward += forward - left_out / passes.block_forward_flops_per_second
+        if self._is_in_chunks(record):
+            # Keys and values are computed twice: before the chunks, and for the way back through them.
+            of_keys = 4 * self._sizes.model.hidden_size * self._sizes.model.key_size * self._tokens
+            backward += of_keys / passes.block_forward_flops_per_second
         return backward + self._selective_recomputation(record)
 
     def _selective_recomputation(self, record: Backward | ExpertBackward) -> float:
@@ -280,10 +292,13 @@ class MeasuredCosts:
 
     def _accumulation(self, record: Pass) -> float:
         """Return the seconds in which a backward pass adds its parameters' gradients to the unit's gradient: two
-        tensors are read, one is written; at the head, once per chunk of the loss."""
+        tensors are read, one is written; at the head, once per chunk of the loss; of a layer in chunks, once per chunk
+        and once after the last."""
         elements = sum(self._sizes.units[unit].numel for unit in units_accumulated(self._layout, record))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
+        if self._is_in_chunks(record):
+            times = self._layout.sequence_chunks + 1
         return times * touched / self._speeds.memory_bytes_per_second
 
 

@@ -55,6 +55,8 @@ class _Walk:
         self._graphs = autograd_memory_by_position(
             sizes, tokens, layout.loss_chunk, is_selective=is_selective, context_ranks=layout.context_ranks
         )
+        of_chunk = -(-tokens // layout.sequence_chunks)
+        self._of_chunks = autograd_memory_by_position(sizes, of_chunk, context_ranks=layout.context_ranks)
         self._changes: dict[tuple[int, PassPart], Change] = {}
         """(kind of layer, part of a pass through expert-parallel experts) -> bytes that the part changes."""
         self._held = self.peak = 0
@@ -111,6 +113,8 @@ class _Walk:
             return self._graphs[position].embedding_backward
         if position == self._layout.head:
             return self._graphs[position].head_backward
+        if self._layout.sequence_chunks > 1 and self._layout.is_dense(position):
+            return self._of_chunks[position].block_backward + self._graphs[position].beside_chunks
         absent = 0
         if self._saves_graph(position):
             absent = self._saved_graph_bytes(position) + self._boundary

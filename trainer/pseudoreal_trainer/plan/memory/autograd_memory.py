@@ -52,6 +52,15 @@ class AutogradMemory(SavedTensors):
         ]
         return max(moments) + self._rounded_operands
 
+    @property
+    def beside_chunks(self) -> int:
+        """Bytes beside the graph of a chunk, while the backward pass of a layer goes through chunks of the sequence:
+        the gradient of the input, and keys and values of whole sequences with their gradients. An upper bound: the
+        chunk's own gradients are counted three times, as a part of them is summed."""
+        keys = 2 * self.context_ranks * self._tensors.key
+        wide = keys * self._tensors.accumulation_bytes // self.sizes.compute_bytes
+        return self.boundary + 4 * keys + wide
+
     @cached_property
     def backward_up_to_experts(self) -> int:
         """Peak bytes of the backward pass up to expert-parallel experts, without the experts."""

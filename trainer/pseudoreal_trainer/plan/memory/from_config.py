@@ -57,6 +57,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         sharding=config.parallelism.state_sharding,
         window=config.offload.window,
         keep=config.activations.keep,
+        sequence_chunks=config.activations.sequence_chunks,
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
         speculates=config.optimizer.clipping.updates == "Speculative",

@@ -131,6 +131,7 @@ class Case:
     """One letter per unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
     keep: Keep = "Inputs"
+    sequence_chunks: int = 1
     stash: bool = False
     clipping: Any = "None"
     norm: str | None = None
@@ -236,6 +237,7 @@ class Case:
             context_ranks=self.context_ranks,
             window=self.window,
             keep=self.keep,
+            sequence_chunks=self.sequence_chunks,
             stash=self.stash,
             clipping=self.clipping,
             speculates=self.speculates,
