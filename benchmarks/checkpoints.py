@@ -376,30 +376,35 @@ def section() -> str:
     share = f"… as a share of the time of {EVERY_STEPS} steps"
     return f"""## Saving and loading
 
-One rank trains the [larger model](steps.md#larger-model). The state of {found.bytes / 2**20:.0f} MiB is on the host; a
-step takes {found.step_seconds:.2f} s. pseudoreal copies the state through a buffer of {BUFFER_BYTES >> 20} MiB.
-Training continues during asynchronous saves (*Async*). Figures are medians of {_SAVES} saves.
+One rank trains the [larger model](steps.md#larger-model). Its state has {found.bytes / 2**20:.0f} MiB and is on the
+host. A step takes {found.step_seconds:.2f} s. pseudoreal saves the state through a buffer of {BUFFER_BYTES >> 20} MiB.
+During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*), it waits. Times are
+medians of {_SAVES} saves. *Extra memory* is the peak growth of the process during the saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-pseudoreal computes a digest of each file when it saves, and compares the digests when it loads. For comparison, `cp`
-and `sync` copied the same files, and `cat` read them to `/dev/null`:
+When pseudoreal saves, it computes a digest of each file. When it loads a file, it computes the digest again and
+compares it with the saved digest. For comparison, the benchmark copied the saved files by `cp` and `sync`, and read
+them by `cat` to `/dev/null`:
 
-- A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s, so the
-  save has {save_rate:.0%} of their throughput.
-- A load by pseudoreal takes {found.load_seconds:.2f} s. `cat` takes {found.read_seconds:.2f} s, so the load has
-  {load_rate:.0%} of its throughput.
-- If the files are not in the page cache, a load takes {found.cold_load_seconds:.2f} s. `cat` takes
-  {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of its throughput.
-- From the page cache, torch.distributed.checkpoint loads in {found.dcp_load_seconds:.2f} s, without comparing
-  digests.{_deepspeed_loads(found)}"""
+- A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s to copy
+  the same files, so the save has {save_rate:.0%} of the throughput of the copy.
+- If the files are in the page cache, pseudoreal loads them in {found.load_seconds:.2f} s. `cat` reads them in
+  {found.read_seconds:.2f} s, so the load has {load_rate:.0%} of the throughput of `cat`.
+- If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. `cat` reads them in
+  {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of the throughput of `cat`.
+- From the page cache, torch.distributed.checkpoint loads its own files in {found.dcp_load_seconds:.2f} s, without
+  comparing digests.{_deepspeed_loads(found)}"""
 
 
 def _deepspeed_loads(found: Measured) -> str:
-    loads = [f" {one.way} loads in {one.load_seconds:.2f} s." for one in found.savings if one.load_seconds is not None]
-    return "".join(loads)
+    return "".join(
+        f" {one.way} loads its own files in {one.load_seconds:.2f} s."
+        for one in found.savings
+        if one.load_seconds is not None
+    )
 
 
 if __name__ == "__main__":

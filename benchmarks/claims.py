@@ -70,12 +70,14 @@ def page(record: Record) -> str:
 
 _HEAD = """# Benchmarks
 
-Each section sums up a page of tables; its heading links to that page. Programs compute all figures and write both
-pages. All figures are of small models on two CPU cores, except the figures of one GPU. A factor is the speed of
-pseudoreal divided by the speed of the other program: at 0.83× pseudoreal is slower. **Loses** marks a comparison in
-which pseudoreal is worse, or an aim that it misses. A plus after a commit means that the measured files differed from
-the commit. Whether pseudo-to-real training pays is measured on [another page](method.md)."""
-_COPIED = "Figures marked † were copied from tables whose raw results were not kept."
+Each section sums up a page of tables; the heading of the section links to that page. The benchmarks' programs compute
+all figures, and write this page and the pages of tables. All figures were measured on two CPU cores, and models were
+small, except in the section about a GPU. A factor is the speed of pseudoreal divided by the speed of the compared
+program. At 0.83×, for instance, pseudoreal is slower. **Loses** marks a comparison in which pseudoreal is worse than
+the compared program, or an aim that pseudoreal misses. A plus after a commit means that the measured files differed
+from the commit. Whether pseudo-to-real training pays is measured on [another page](method.md)."""
+_COPIED = """Figures marked † are those of a section whose release is followed by this sign. They were copied from
+tables whose raw results were not kept."""
 
 
 def _section(claim: Claim) -> str:

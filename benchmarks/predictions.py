@@ -190,12 +190,13 @@ def section() -> str:
     return f"""## Predicted step times
 
 `pseudoreal plan --hardware` predicts the time of a step from a profile, a file with the measured speeds of a machine.
-The profile was measured right before the steps were timed, as `pseudoreal measure-hardware` does it. A measured time
-is the median of {_TIMED} steps. {near} of {len(found)} predictions are within {BAR:.0%} of the measured time.
+Right before it timed the steps, the benchmark measured the profile of this machine, as `pseudoreal measure-hardware`
+does. A measured time is the median of {_TIMED} steps. *error* is the predicted time minus the measured time, as a share
+of the measured time. {near} of {len(found)} predicted times are within {BAR:.0%} of the measured time.
 
-The usual configuration is a model of 6 layers of hidden size 128 whose blocks are recomputed. A step has n = 4
-micro-batches of 4 sequences of 128 bytes. A row names only what differs from this configuration. *device*, *host* and
-*disk* name the home of the state.
+Most rows have the same configuration: the model has 6 layers of hidden size 128, blocks are recomputed in the backward
+pass, and a step has n = 4 micro-batches. A micro-batch has 4 sequences of 128 bytes. A row names the ranks, and the
+settings that differ from this configuration. *device*, *host* and *disk* name the home of the state.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

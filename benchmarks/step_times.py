@@ -17,29 +17,32 @@ from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, compari
 
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
-The tables show the time of one training step in float32 on {RANKS} ranks (gloo over loopback, one thread each).
-Weights, gradients and optimizer state are sharded over the ranks, unless a row says otherwise. The compared programs
-are called *stacks*. All stacks train with the same first weights, the same batches, AdamW and no clipping. In
-each step, the losses of all stacks must agree within {TOLERANCE:g} (relative); otherwise the benchmark fails. n is the
-number of micro-batches.
+The tables show the time of one training step in float32 on {RANKS} ranks. Each rank has one thread, and the ranks
+communicate by gloo over loopback. All rows except *not sharded* and *DistributedDataParallel* shard weights, gradients
+and optimizer state over the ranks. The compared programs are called *stacks*. All stacks start with the same weights,
+and train on the same batches with AdamW, without clipping. The relative difference between the losses of two stacks in
+the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is the number of micro-batches in a step.
 
-In each round the stacks take turns, each in fresh processes. A cell shows the median over the timed steps of all
-rounds, and the quartiles in square brackets. If the quartiles are further apart than {MOST_SPREAD:.0%} of the median,
-other programs disturbed the measurement. Then the cell shows "not quiet" and this distance as a share of the median,
-instead of a time, and no comparison uses the cell.
+In each round, the stacks run one after the other, each in fresh processes. A cell shows the median over the timed steps
+of all rounds, and the quartiles in square brackets. If the distance between the quartiles is more than
+{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. Then the cell shows no time. It shows "not
+quiet" and this distance as a share of the median, and no comparison uses the cell.
 
-- **pseudoreal**: this project's engine. The state of the units is on the device, on the host, or on disk.
+- **pseudoreal**: this project's engine. The name of a row says whether the state of the units is on the device, on the
+  host, or on disk.
 - **fully_shard**: FSDP2, a part of torch. It is applied to each block and to the whole model. Gradients are reduced
-  only with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: gathered weights are kept for the
-  backward pass, which takes more memory. *Offload* is `CPUOffloadPolicy`.
-- **DistributedDataParallel**: a part of torch that shards nothing. So it is compared with pseudoreal with
-  `stateSharding: None`, in the row *not sharded*.
-- **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. *Offload*
-  puts parameters and optimizer state on the host.
+  once in a step, with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: each rank keeps the
+  weights that it gathered in the forward pass until the backward pass. This takes more memory than if the rank gathers
+  them twice. *Offload* is `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch that shards neither weights nor gradients nor optimizer state. So it is
+  compared with the row *not sharded*, which is pseudoreal with `stateSharding: None`.
+- **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. With
+  *offload*, parameters and optimizer state are on the host.
 
-A factor in round brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster.
-Stacks with offload are compared with the row *host*, the other sharded stacks with the row *device*. On a CPU, device
-and host are the same memory. So the tables compare the work of the stacks, but not transfers to an accelerator."""
+A factor in round brackets is the time of the stack in this row, divided by the time of pseudoreal. If the factor is
+above 1, pseudoreal is faster. Stacks with offload are compared with the row *pseudoreal, host*. All other sharded
+stacks are compared with the row *pseudoreal, device*. On a CPU, device and host are the same memory. So the tables
+compare the work of the stacks, but no transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -94,9 +97,10 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     spec, effort = model.spec, model.effort
     millions = sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) / 1e6
     return (
-        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers of hidden size"
-        f" {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences} sequences of"
-        f" {spec.sequence_length:,} bytes, or more if these are too few to give each rank one in each micro-batch."
+        f"### {name.capitalize()} model\n\nThe model has {millions:.1f} M parameters: {spec.layers} layers of hidden"
+        f" size {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences}"
+        f" sequences of {spec.sequence_length:,} bytes. If the number of ranks times the number of micro-batches is"
+        f" above {model.sequences}, the step has that many sequences, one for each rank in each micro-batch."
         f" Rounds: {effort.rounds}. Steps in a round: {effort.warm_up} for warm-up, then {effort.timed} that are timed."
     )
 
@@ -128,10 +132,13 @@ def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     lost = sorted((ratio for ratio in ratios if not ratio.is_won), key=lambda ratio: ratio.ratio)
     won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
     lines = ["### Wins and losses", ""]
-    faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
-    lines.append(f"Each factor in the tables is a comparison. {faster}.")
-    names = "The list names the stack, the model, n, and whether activations are kept or recomputed"
-    lines += [f"\npseudoreal is slower in {len(lost)} comparisons. {names}:\n"] if lost else []
+    faster = f"pseudoreal is faster than the other stack in {len(won)} of {len(ratios)} comparisons{_range(won)}"
+    lines.append(f"Each factor in the tables compares pseudoreal with another stack. {faster}.")
+    names = (
+        "The list names the other stack, the model, and n, and says whether activations are kept or recomputed."
+        " After the colon is the factor"
+    )
+    lines += [f"\npseudoreal is slower than the other stack in {len(lost)} comparisons. {names}:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)
 
@@ -144,9 +151,9 @@ def _noise(found: Timings) -> str:
     spreads = sorted(timing.spread for timing in found.values())
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
-        f"Noise: in half of the cells, the quartiles are at most {spreads[len(spreads) // 2]:.0%} of the median apart."
-        f" In the worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(found)} cells are in no comparison,"
-        " because the machine was not quiet."
+        f"Noise: in half of the cells, the distance between the quartiles is at most {spreads[len(spreads) // 2]:.0%}"
+        f" of the median. In the worst cell, it is {spreads[-1]:.0%} of the median. In {left_out} of {len(found)}"
+        " cells, the machine was not quiet, so no comparison uses these cells."
     )
 
 
@@ -156,6 +163,6 @@ def _crashes(results: Results) -> list[str]:
         return []
     stacks = "; ".join(f"{stack}: {count}" for stack, count in crashed.items())
     return [
-        "Some processes crashed after the last step, while they ended. The tables include the times of their steps."
-        f" Number of these processes by stack: {stacks}."
+        "Some processes crashed after their last step, while they shut down. The tables include the times of the steps"
+        f" of these processes. Number of crashed processes by stack: {stacks}."
     ]

@@ -37,10 +37,15 @@ TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
 _CACHE: dict[Temperature, str] = {"warm": "a cached file", "cold": "an uncached file"}
 _TEXT = f"""The compared programs are called *stacks*. The stacks of a table take turns, and each turn runs in a fresh
-process. A cell shows the median over all turns, or over the timed steps of all turns, and the quartiles in square
-brackets. If the quartiles are further apart than {MOST_SPREAD:.0%} of the median, other programs disturbed the
+process. A cell shows a median, with the quartiles in square brackets. In the tables of preparation and windows, each
+turn gives one value. In the tables of the loss and of the Llama, each timed pass or step of each turn gives one value.
+If the distance between the quartiles is more than {MOST_SPREAD:.0%} of the median, other programs disturbed the
 measurement. Then the cell shows "not quiet" and this distance as a share of the median, and no comparison uses the
-cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack of this row."""
+cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack in this row. If the factor
+is above 1, pseudoreal is faster."""
+
+_AIMS = """This project has aims for some of its figures. The table has these figures; the parts below the table say how
+they were measured."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def _parts(results: Results) -> Iterator[str]:
 def _machine(results: Results) -> str:
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return f"The machine has {machine.hardware}, with {versions}."
+    return f"The machine has {machine.hardware}. Versions: {versions}."
 
 
 def _measured(stamps: dict[str, Stamp], part: str) -> str:
@@ -175,7 +180,8 @@ def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[flo
 
 
 def _bars(results: Results) -> str:
-    return _markdown(["figure", "aim", "result"], [[bar.what, bar.bound, bar.verdict] for bar in bars(results)])
+    table = _markdown(["figure", "aim", "result"], [[bar.what, bar.bound, bar.verdict] for bar in bars(results)])
+    return f"{_AIMS}\n\n{table}"
 
 
 def _preparing(found: Preparing) -> str:
@@ -188,10 +194,10 @@ def _preparing(found: Preparing) -> str:
 
 The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents, as JSON lines. The tokenizer is a
 byte-level BPE of {found.vocabulary:,} tokens. Its training took {found.train_seconds:.1f} s, which no cell includes.
-Each stack runs on one processor with one thread. *{OURS}* is `pseudoreal data prepare`: it reads, encodes, shuffles and
-writes the text, and computes digests. Its time includes the start of its process. *{ALONE}* is the library that
-`prepare` calls to encode text. In this row the library encodes texts that are in memory, and the benchmark discards the
-tokens.
+Each stack runs on one processor with one thread. *{OURS}* is the work of the command `pseudoreal data prepare`: the
+command reads, encodes, shuffles and writes the text, and computes digests. The time of this row includes the start of
+the process that encodes the text. *{ALONE}* is the library that the command calls to encode text. In this row, the
+library encodes texts that are already in memory, and the benchmark discards the tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -211,20 +217,20 @@ def _reading(found: Reading) -> str:
     counts = " and ".join(f"{count:,} windows in a {case} turn" for case, count in found.windows.items())
     return f"""### Windows at random
 
-A *window* is a sample of {found.window:,} consecutive tokens. A stack reads windows at random places of a file of
-{found.file_bytes / 2**30:.2g} GiB with two bytes for each token. It returns batches of 64 windows, converted to 32-bit
-numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the file is in
-the page cache. Before a cold turn, the file is dropped from the page cache (`posix_fadvise`, DONTNEED). On a virtual
-machine, the host may still have the file in its own cache.
+A *window* is a sample of {found.window:,} consecutive tokens. Each stack reads windows at random places of a file of
+{found.file_bytes / 2**30:.2g} GiB with two bytes for each token. The stack returns batches of 64 windows, converted to
+32-bit numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the
+file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache (`posix_fadvise`,
+DONTNEED). If the machine is virtual, the physical machine below it may still have the file in a cache.
 
-- *{OURS}* reads windows without looking at the borders of documents.
-- *{ORDERED}* also computes the random order of the windows. In the other rows, a list of the
-  windows exists beforehand.
-- *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. Documents have 1,000 tokens on average, so
-  a window consists of parts of several documents.
-- *{LONG}* reads the same tokens as documents of 2^20 tokens. Almost every window lies in one document,
-  which is the best case for Megatron.
-- *{DATATROVE}* is DatatroveFileDataset. Versions: {versions}.
+- *{OURS}* reads each window as one piece of the file, wherever documents begin and end.
+- *{ORDERED}* also computes the random order of the windows during the turn. The stacks of all other rows get a list of
+  the windows before the turn.
+- *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. In this row, documents have 1,000 tokens
+  on average, so a window consists of parts of several documents.
+- *{LONG}* reads the same tokens, but they are divided into documents of 2^20 tokens. So almost every window lies in one
+  document, which is the best case for Megatron.
+- *{DATATROVE}* is datatrove's DatatroveFileDataset. Versions: {versions}.
 
 {_markdown(["windows a second", *found.windows], rows)}"""
 
@@ -232,12 +238,13 @@ machine, the host may still have the file in its own cache.
 def _resident(found: Resident) -> str:
     return f"""### Memory of a rank
 
-A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
-samples of {found.sequence} tokens: {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format
-(sparse files, which take no room on the disk). It reads the {found.batch:,} samples of each step, for {found.steps:,}
-steps at the start of the first epoch and for {found.steps:,} steps at its end. Its resident memory is
-{found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of
-{found.total_bytes / _MIB:,.0f} MiB."""
+This benchmark measures the memory that a large data set adds to a rank. A process imports everything that a rank
+imports. Then it opens a mixture of two sources with {found.samples:.2e} samples of {found.sequence} tokens. The data
+set has {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format. The shards are sparse
+files, which take no room on the disk. The process reads the {found.batch:,} samples of each step, for {found.steps:,}
+steps at the start of the first epoch and for {found.steps:,} steps at the end of this epoch. The resident memory of the
+process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a
+peak of {found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -252,11 +259,11 @@ def _losses(found: Losses) -> str:
     ]
     return f"""### Loss of large vocabularies
 
-The table shows the time and the memory of the final norm, the head, the loss and all of their gradients, for
-{found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one chunk of tokens at
-a time, as in training. *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once. The benchmark fails unless
-the losses and the norms of the gradients of both stacks agree within {TOLERANCE:g} (relative). The memory is the peak,
-without weights and input.
+The table shows the time and the memory that the final norm, the head and the loss take, including all of their
+gradients, for {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one
+chunk of tokens at a time, as in training. *{WHOLE}* calls `F.linear` and `F.cross_entropy` on all tokens at once. The
+benchmark fails if the losses of the two stacks, or the norms of their gradients, differ by more than {TOLERANCE:g}
+(relative). The memory is the peak, without the memory of the weights and of the input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
 
@@ -275,13 +282,14 @@ def _training(found: Training) -> str:
     return f"""### A Llama beside `transformers`
 
 The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences} sequences of
-{found.sequence_length:,} tokens, in float32, with AdamW and clipping, on {found.threads} threads of one process.
-*{OURS}* is the trainer. It reads token files of `pseudoreal data prepare`, and writes its metrics. *{PLAIN}* is a plain
-loop around the model of `transformers`. It starts from the same first weights, which pseudoreal exported, and has all
-samples in memory. In {found.steps} steps the loss falls from {found.first_loss:.4f} to {found.last_loss:.4f}. In each
-step, the losses of both stacks differ by at most {found.apart:.1e} (relative); the benchmark fails beyond
-{TOLERANCE:g}. pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps (the median over
-the turns; the first step of each turn is included), and during {max(found.waited):.3%} in the worst turn.
+{found.sequence_length:,} tokens. Each stack trains in float32 with AdamW and clipping, on {found.threads} threads of
+one process. *{OURS}* is this project's trainer. It reads token files that `pseudoreal data prepare` wrote, and writes
+its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop starts with the
+first weights of pseudoreal, which pseudoreal exported, and has all samples in memory. In {found.steps} steps the loss
+falls from {found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
+{found.apart:.1e} (relative); the benchmark fails if they differ by more than {TOLERANCE:g}. In the median turn,
+pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps; in the worst turn, during
+{max(found.waited):.3%}. Both shares include the first step of the turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 
@@ -317,9 +325,9 @@ def _noise(results: Results) -> str:
         return ""
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
-        f"Noise: in half of the cells, the quartiles are at most {median(spreads):.0%} of the median apart. In the"
-        f" worst cell, they are {spreads[-1]:.0%} apart. {left_out} of {len(spreads)} cells are in no comparison,"
-        " because the machine was not quiet."
+        f"Noise: in half of the cells, the distance between the quartiles is at most {median(spreads):.0%} of the"
+        f" median. In the worst cell, it is {spreads[-1]:.0%} of the median. In {left_out} of {len(spreads)} cells, the"
+        " machine was not quiet, so no comparison uses these cells."
     )
 
 

@@ -70,22 +70,29 @@ def section(path: Path = GPU) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-_TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens, with blocks
-recomputed. Weights, batches and clipping are the same for both programs (*stacks*). *tokens* are the tokens of a step,
-and n is the number of its micro-batches. Times are medians of {TIMED} steps, with the quartiles in brackets.
+_TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens. Blocks are
+recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both have the
+same weights, batches and clipping. The first column of the table names the stack, the home of the state, and settings,
+such as the mode of clipping. *tokens* are the tokens of a step, and n is the number of micro-batches of a step. Times
+are medians of {TIMED} steps, with the quartiles in brackets.
 
-- *hidden*: the share of the time of copies between host and device during which kernels run at the same time.
-- *device*: the peak of the bytes of tensors, with the error of the forecast in brackets. *pinned*: the pinned host
-  memory, as torch's allocator rounds it up.
-- *forecast*: the time that `pseudoreal plan` predicts from speeds measured in the same run, with its error in brackets.
-- *host*: the peak of the resident memory of the process. *Speculative* updates (`clipping.updates: Speculative`) keep a
-  second copy of the state. Gradients are clipped to a norm of 100, so few steps are clipped.
-- fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights again for each of the n
-  micro-batches, so it is also timed with a single micro-batch. With one rank, it copies on the stream of the passes, so
-  kernels hide no copies. With several ranks it copies ahead. Plain torch, which may be faster with the state on the
-  device, was not timed, and DeepSpeed was not timed either.
-- The vocabulary has 256 tokens, so that the head takes little time. Threads of both stacks sleep while they wait
-  (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
+- *hidden*: the time of copies between host and device during which kernels run, as a share of the time of all these
+  copies.
+- *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of its forecast: how much the
+  forecast lies above (+) or below (−) the measured value. *pinned*: the pinned host memory, as rounded up by torch's
+  allocator.
+- *forecast*: the milliseconds of a step that `pseudoreal plan` predicts from speeds measured in the same run. In
+  brackets is the error of this forecast.
+- *host*: the peak of the resident memory of the process. With *Speculative* (`clipping.updates: Speculative`), the
+  process keeps a second copy of the state. Gradients are clipped only if their norm is above 100, so few steps are
+  clipped.
+- With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights to the
+  device again for each micro-batch, so it is also timed with a single micro-batch. With one rank, fully_shard copies on
+  the CUDA stream of the passes, so no kernels run during its copies. With several ranks, which this benchmark does not
+  have, fully_shard copies weights before the passes need them. DeepSpeed was not timed. Plain torch without fully_shard
+  was not timed either; with the state on the device, it may be faster than fully_shard.
+- The vocabulary has 256 tokens, so that the head takes little time. While CPU threads of the stacks wait, they sleep
+  and do not spin (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
 
 
 _NEAR = 0.2
@@ -100,7 +107,7 @@ def claim(found: Results) -> Claim | None:
         return None
     results = [
         f"with {_NAMES[settings]}, the state on the host and the same batch, a step is {_range(of_settings)} as fast as"
-        " one of fully_shard with its best number of micro-batches"
+        " a step of fully_shard, each with its best number of micro-batches"
         for settings, of_settings in by_settings.items()
         if of_settings
     ]
@@ -179,10 +186,10 @@ def _machine(found: Results) -> str:
     machine = found.machine
     tiny = " **Tiny models: this tried the program and measured nothing.**" if found.is_tiny else ""
     return (
-        f"{machine.device}, driver {machine.driver}, torch {machine.versions['torch']}, {machine.cores} cores,"
-        f" {machine.memory_gib:.0f} GiB of memory. Where the home of the state is `Disk`, the state was in a folder on"
-        f" {found.disk}. The benchmark of commit {machine.commit[:12]} ran on {machine.date[:10]}, for"
-        f" {found.seconds:.0f} s.{tiny}"
+        f"The benchmark used one {machine.device} with driver {machine.driver}, torch {machine.versions['torch']},"
+        f" {machine.cores} cores and {machine.memory_gib:.0f} GiB of memory. In rows with the home `Disk`, the state"
+        f" was in a folder on {found.disk}. The benchmark ran at commit {machine.commit[:12]} on {machine.date[:10]},"
+        f" for {found.seconds:.0f} s.{tiny}"
     )
 
 
@@ -196,7 +203,9 @@ def _tables(found: Results) -> Iterable[str]:
             for measured in record.measured
         ]
         apart = loss_differences(found.records).get(model)
-        losses = "" if apart is None else f"\n\nThe losses of both stacks differ by at most {apart:.1e} (relative)."
+        losses = ""
+        if apart is not None:
+            losses = f"\n\nIn the same step, the losses of the two stacks differ by at most {apart:.1e} (relative)."
         yield f"### {model}\n\n{_HEAD}\n" + "\n".join(rows) + losses
 
 
@@ -223,13 +232,16 @@ def _row(case: Case, one: Measured) -> str:
     )
 
 
+_NOT_MEASURED = "The following cases were planned, but not measured. After the last colon of a line is the reason:"
+
+
 def _left_out(records: Sequence[Record]) -> str:
     lines = [
         f"- {record.case.label}: {_tokens(record.left_out)}{record.problem or 'no time was left'}."
         for record in records
         if record.left_out or record.problem
     ]
-    return "\n".join(["Not measured:", "", *lines]) if lines else ""
+    return "\n".join([_NOT_MEASURED, "", *lines]) if lines else ""
 
 
 def _tokens(points: Sequence[Point]) -> str:

@@ -5,28 +5,37 @@ from collections.abc import Iterator, Sequence
 from benchmarks.method.analysis import Comparison, Kind, Trial
 from benchmarks.method.tables import joined, named, number, spans, table
 
-_WORDS = """The *speed-up* of an arm is the number of tokens, or seconds, that unshared training needs for its final
-loss, divided by the number that the arm needs for the same loss. The sign † marks an arm whose own final loss is
-higher, as the mean over seeds. A seed with a higher final loss is compared at this higher loss, which unshared training
-reaches earlier. So a speed-up with † does not say when, or whether, the arm reaches the final loss of unshared
-training.
+_WORDS = """The *speed-up per token* is computed as the speed-up in seconds, but with numbers of tokens in place of
+seconds. A speed-up is computed for each seed; the tables have the mean over the seeds. The sign † marks an arm whose
+final loss is higher than the final loss of unshared training, as the mean over seeds. For a seed whose arm ends with a
+higher loss, both trainings are compared at the final loss of the arm, which unshared training reaches before its end.
+So a speed-up with † does not say when, or whether, the arm reaches the final loss of unshared training.
 
-The *cost ratio* is the cost of a real step divided by the cost of a pseudo step. It is above 1 if a real step waits for
-weights and moments, while a pseudo step only computes. The cost of any step is the time of its computing or the time in
-which its bytes are moved, whichever is longer.
+A step computes, and moves the bytes of weights and moments at the same time. So its *cost* is the time of its computing
+or the time in which its bytes are moved, whichever is longer. The *cost ratio* is the cost of a real step divided by
+the cost of a pseudo step that does not wait for bytes. It is 1 if a real step does not wait for its bytes either, and
+above 1 if a real step waits.
 
-The verdicts compare 95 % intervals over seeds, paired by seed; the tables have these intervals in brackets. At a cost
-ratio, an arm is a "yes" if the interval of its speed-up lies above 1 (unshared training), above the mean of each arm
-that shares to the end, and above the mean of each arm that grows. It is a "no" if the interval lies below 1 or below
-the mean of a control. Per token, the interval is compared with 1 alone. A verdict that is neither is "open", or "level"
-if the mean difference of the losses is below 0.01 nats."""
+Arms are compared with unshared training seed by seed. The tables have the 95 % interval over the seeds in brackets. A
+*verdict* compares the interval of an arm's speed-up with 1, which is unshared training, and with the mean speed-ups of
+the controls. At a cost ratio, the verdict is "yes" if the interval of the speed-up in seconds lies above 1, above the
+mean speed-up of each other arm shared throughout, and above the mean speed-up of each other grown arm. The verdict is
+"no" if the interval lies below 1 or below the mean speed-up of another control. Otherwise, it is "open". Per token, the
+interval is compared with 1 alone. There, an open verdict is called "level" if the mean difference of the losses is
+below 0.01 nats."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
 _RATIOS = (1, 4)
 """Cost ratios of the first sentences: where nothing waits for bytes, and where experts of M6-10T do (`marks`)."""
 _SPOKEN: tuple[Kind, ...] = ("delinked", "grown", "shared throughout")
-_FASTEST = """An *arm* is a way to train. *Controls* are the arms that share to the end, the arms that grow, and the
-small model. The table names the fastest arm of each kind, with its speed-up in seconds, at two cost ratios. *Speed-up*
-and *cost ratio* are defined below the table."""
+_FASTEST = """These answers compare *arms*, which are ways to train. In *unshared training*, each layer has its own
+weights from the first step to the last. A *delinked* arm shares weights (blocks or experts) between layers at first,
+and ends the sharing by a delink. A *grown* arm starts with fewer layers, and adds the others by a growth. An *upcycled*
+arm starts with fewer experts. An arm *shared throughout* shares weights to the end. *Controls* are the arms shared
+throughout, the grown arms, and a *small model*, which is narrower than all others. The table names the fastest delinked
+arm, the fastest grown arm, and the fastest arm shared throughout. The number after the name is the arm's *speed-up in
+seconds*, with an interval in brackets. This number is a ratio: the seconds that unshared training needs for its final
+loss, divided by the seconds that the arm needs for the same loss. So above 1, the arm is faster than unshared training.
+The *cost ratio* and the sign † are explained below the table."""
 _KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
     *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),
@@ -88,11 +97,12 @@ def _certainty(leading: Sequence[Comparison]) -> str:
     planned = max(len(scale.sizes[one.study]) for one in leading)
     seeds = sorted({len(trial.paired) for one in leading for trial in one.trials})
     return (
-        f"**How sure**: the models have at most {max(one.parameters for one in leading):,} parameters ({planned} sizes"
-        " were planned), and train on one text with"
+        "**How sure are the answers?** The models of the answers have at most"
+        f" {max(one.parameters for one in leading):,} parameters ({planned} sizes of models were planned). They train"
+        " on one text, and each arm trains with"
         f" {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are computed from"
         f" operations and bytes, not measured. {arms} arms are compared by 95 % intervals, without a correction for"
-        " multiple comparisons. So about one verdict in twenty may be chance."
+        " multiple comparisons. So about one verdict in twenty may be wrong by chance."
     )
 
 

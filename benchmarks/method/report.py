@@ -31,52 +31,65 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Bands are 95 % intervals; an arm with one seed has no band. A dashed line marks an arm that ends above
-the final loss of unshared training (†), or whose speed-up is only a bound. A line stops rising at the cost ratio from
-which moving the bytes of a pseudo step takes longer than its computing. Beyond this ratio, pseudo steps wait for bytes,
-too, so more waiting makes real and pseudo steps slower by the same factor.
+_READING = """Each line of the picture is the speed-up of an arm, with its 95 % interval as a band. An arm with one seed
+has no band. A line is dashed if the arm ends with a higher loss than unshared training (†), or if only a bound of its
+speed-up is known. A line stops rising at the cost ratio at which moving the bytes of a pseudo step takes as long as the
+computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. So more waiting makes real and pseudo
+steps slower by the same factor, and the speed-up does not change.
 
-The cost of a step is relative to a step of unshared training. It is the share of the layers' operations, divided by the
-cost ratio, or the share of the bytes of the layers' state, whichever is more. Embedding and head are left out. With
-embedding and head, a phase with few layers saves less: for the job of 124 M parameters the planner predicts that a step
-with 4 of 12 layers takes 0.67 times as long as a real step, and not 0.33 times.
+The cost of a step is computed as a share of the cost of a step of unshared training, from two numbers. The first is the
+number of operations of the step, as a share of the operations of a step of unshared training, divided by the cost
+ratio. The second is the number of bytes of the state, as a share of the bytes in unshared training. The cost is the
+larger of the two numbers. Both shares count the layers alone, without embedding and head. With embedding and head, a
+phase with few layers saves less time. For instance, for the job of 124 M parameters in the table below, the planner
+predicts that a step with 4 of 12 layers takes 0.67 times as long as a real step; the layers alone give 0.33 times.
 
-The table below explains the dotted vertical lines of the picture above, the *marks*. Each mark stands at the cost ratio
-of one job. A cost ratio below 1 is in the table, but not in the picture. Phases of one job may have different layouts,
-so a cost ratio is not the effect of sharing alone:"""
-_SETTING = """- Seconds are computed, not measured: from operations, bytes and a cost ratio, which stands for a machine.
-- The measured seconds of the trials are not compared, because other programs ran on the same machine. Memory is not
-  compared either: at this size it does not tell the arms apart.
-- The treatments of the optimizer's moments at the delink are compared for one arm of each study at most. The trigger
-  `until.gradientCorrelation` and a state on disk are not compared. Smaller [earlier trials](method-earlier.md) compare
-  all three."""
-_RATES = """The table has the validation losses of the trainings that choose the peak learning rate of an arm. These
-trainings have a seed and a text of their own. First, trainings with half of the full budget compare several rates. Then
-trainings with the full budget compare the best of these rates with lower ones; the loss of the chosen rate is bold. An
-arm that is not listed takes the rate of a listed arm: an arm that is delinked at 10 % or 50 % takes the rate of the arm
-that is delinked at 30 %, and *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
-_REMEDIES = """The literature names changes of the transition and of the first phase that may help. The trials tried
-these changes on one arm of each study, the *base*. The plan has three seeds of each change. The table below has the
-changes in the order of the plan:
+The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine: the
+seconds of a step of the last phase, divided by the seconds of a step of the first phase. The table below lists the
+marks. A mark with a cost ratio below 1 is in the table, but not in the picture. The phases of a job may have different
+layouts; then the cost ratio is the effect of sharing and of the layouts together."""
+_SETTING = """- The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio,
+  which stands for the speeds of a machine.
+- The trials also measured the seconds of their steps. These seconds are not compared, because other programs ran on the
+  machine at the same time. The memory of the arms is not compared either: models of this size are too small to show
+  differences of memory between the arms.
+- The trials compare treatments of the optimizer's moments at the delink for at most one arm of each study. They do not
+  try the trigger `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) try these
+  treatments, this trigger and a state on disk."""
+_RATES = """The peak learning rate of each arm was chosen by trainings whose seed and text no compared training has. The
+table has the validation losses of these trainings. First, trainings with half of the full budget compare several rates.
+Then trainings with the full budget compare the rate with the lowest loss with lower rates. The rate with the lowest
+loss at the full budget is chosen; its loss is bold. An arm that is not in the table takes the rate of an arm in the
+table: an arm that is delinked at 10 % or 50 % takes the rate of the arm that is delinked at 30 %, and *1, 4, 12 blocks*
+takes the rate of *4 blocks, delinked at 30 %*."""
+_REMEDIES = """The literature names changes of the first phase, and of the transition to the next phase, that may lower
+the final loss. The trials tried these changes on one arm of each study, the *base*. The plan has three seeds of each
+change. The list explains the changes whose names are not clear by themselves:
 
-- *Rates of each phase*: the first phase has the peak learning rate of the arm that shares throughout. The second phase
-  has the peak learning rate of unshared training. Its learning rate rises from zero to this peak (a second warm-up).
-- *Noise*: each copy but the first is mixed with a tenth of freshly drawn weights (`delink.noise: "0.1"`).
+- *Rates of each phase, warmed up again*: the first phase has the peak learning rate of the arm that is shared
+  throughout. The second phase has the peak learning rate of unshared training. At its start, the learning rate rises
+  from zero to this peak (a second warm-up).
+- *Noise*: at the delink, each copy of a block except the first copy is mixed with a tenth of freshly drawn weights
+  (`delink.noise: "0.1"`).
 - *Measured* and *Reset* are values of `delink.optimizerState`, which says which optimizer moments the copies get.
-- *Middle half shared*: the layers of the middle half share one block, and each other layer has its own block.
-- *All but norms shared*, *blocks but routers and norms*: all layers share one block, but each layer has its own norms
-  and routers.
+- *Middle half shared*: in the first phase, the middle half of the layers share one block, and each of the other layers
+  has its own block.
+- *All but norms shared*, *blocks but routers and norms*: in the first phase, all layers share one block, but each layer
+  has its own norms, and its own router if it has experts.
 
-A job cannot share as in the last two items, so a plain loop trains these arms (`benchmarks/method/plain.py`)."""
-_MEMORY = """A loss is the mean over the seeds of its arm. Arms have different numbers of seeds, so compare arms by the
-columns of differences only. A difference is the loss of an arm minus the loss of unshared training with the same seed,
-as the mean over these pairs. At equal operations, bytes or seconds, an arm is compared with an unshared training that
-costs as much as the arm. Each arm costs another amount, so compare such a cell with 0, and not with the cell of another
-arm.
+A job cannot share weights as in the last two items of the list. So a plain PyTorch loop trains these arms
+(`benchmarks/method/plain.py`)."""
+_MEMORY = """In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do
+not compare the losses of two arms; compare the columns of differences. A *difference at equal tokens* is the final loss
+of an arm minus the final loss of unshared training with the same seed, as the mean over the seeds. *At equal
+operations*, bytes or seconds, the subtracted loss is that of an unshared training that costs as much as the arm. The
+cost differs from arm to arm, so compare a cell of these columns with 0, and not with the cell of another arm.
 
-A share is relative to unshared training, and counts the layers alone. The state of a layer is its float32 master
-weights and two AdamW moments. Memory is the growth of the memory of the process in the last stage of an arm. The first
-stage of a delinked arm takes as much memory as the arm that shares throughout."""
+A *stage* is a phase of an arm. A *share* is a number of operations or bytes divided by the same number for unshared
+training; it counts the layers alone, without embedding and head. The state of a layer is its float32 master weights and
+two AdamW moments. *Memory* is how much the memory of the process grows in the last stage of an arm. The table does not
+have the memory of the first stage of a delinked arm; it is as large as the memory of the arm that is shared
+throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -105,7 +118,8 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         *answers(leading(compared)),
         *_decision(leading(compared), drawn),
         "## The plan, and what changed against it",
-        "The [plan](method-plan.md) was committed before the first training whose result counts.",
+        "The [plan](method-plan.md) was committed before the first training whose result this page uses. The list names"
+        " the points in which the trials or this page differ from the plan:",
         CHANGES.read_text().strip(),
         "## Limits",
         "\n".join(_limits(results, scale)),
@@ -145,23 +159,24 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
     if compared:
         largest, most = max(arms.parameters(r.study, r.width) for r in compared), max(r.tokens for r in compared)
         windows = sorted({(r.budget, r.validation_tokens) for r in compared})
-        shown = [f"{tokens:,} at {percent(budget)} of the tokens" for budget, tokens in windows]
+        shown = [f"{tokens:,} tokens at {percent(budget)} of the full budget" for budget, tokens in windows]
         yield (
-            f"- The models have at most {largest:,} parameters without the embedding, and train on at most {most:,}"
-            " tokens."
+            f"- Without the embedding, the models have at most {largest:,} parameters. They train on at most"
+            f" {most:,} tokens."
         )
         same = len({tokens for _, tokens in windows}) == 1
-        yield f"- Validation tokens: {f'{windows[0][1]:,} at each budget' if same else joined(shown)}."
+        over = f"{windows[0][1]:,} tokens at each budget" if same else joined(shown)
+        yield f"- A validation loss is the mean over {over}."
         if len({tokens for _, tokens in windows}) > 1:
             yield (
-                "- Budgets are measured on different parts of the validation text, the same for all arms. So losses at"
-                " equal tokens compare, but the slope of a curve between two budgets has an error that all seeds share,"
-                " and that no interval of a speed-up shows."
+                "- Losses at two budgets are measured on different parts of the validation text; at one budget, all"
+                " arms have the same part. So losses at equal tokens can be compared. But the slope of a curve between"
+                " two budgets has an error that all seeds share, and that no interval of a speed-up shows."
             )
     devices = joined(sorted({"a CPU" if r.device == "cpu" else r.device for r in results})) or "a CPU"
     yield (
-        f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. There is one shape"
-        " of model without experts, and one with experts."
+        f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. In their last"
+        " phase, models without experts differ only in their width, and so do models with experts."
     )
     yield _SETTING
     if failed := diverged(results):
@@ -210,11 +225,12 @@ def _remedies(results: Sequence[Result], scale: Scale) -> Iterator[str]:
 def _trend(slopes: dict[Study, dict[str, Trend | str]], scale: Scale) -> Iterator[str]:
     yield "## Trend with the size"
     yield (
-        "The table has the final loss of an arm minus the final loss of unshared training with the same seed and as"
-        " many tokens, and the slope of a line through these differences. A line through two sizes always fits, so the"
-        " interval of its slope shows the scatter of the seeds alone. Peak learning rates were chosen at width"
-        f" {scale.tuned_width} only. Models of another width train with the same rates, which may not be the best for"
-        " them. Do not extrapolate."
+        "A *difference* is the final loss of an arm minus the final loss of unshared training with the same seed and"
+        " as many tokens. The table has the mean difference at each size of model, and the slope of a line through"
+        " the differences at all sizes. A line through two sizes always fits, so the interval of its slope shows the"
+        f" scatter of the seeds alone. Peak learning rates were chosen at width {scale.tuned_width} only. Models of"
+        " another width train with the same rates, which may not be the best rates for these models. So do not"
+        " extrapolate the lines to larger models."
     )
     yield tables.trends(slopes)
     if _lines(slopes):
@@ -249,6 +265,6 @@ def _dates(results: Sequence[Result]) -> Iterator[str]:
         days = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
         yield (
             f"`make bench-method` writes this page. The arms were trained {days}, at commits {joined(commits)}. A plus"
-            " after a commit means that files differed from the commit. All figures are in"
+            " after a commit means that files differed from the commit. The losses of all trainings are in"
             f" [data/{RESULTS.name}](data/{RESULTS.name})."
         )

@@ -174,7 +174,7 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     return (
         f"Lower loss than their base: {named(better)}. Higher loss than their base: {named(worse)}. Lower loss than"
         f" unshared training at equal tokens: {named(ahead)}. Higher: {named(behind)}.{alone} All other comparisons are"
-        " undecided: zero lies within their intervals, which are wide with so few seeds."
+        " undecided: their intervals contain zero. With so few seeds, intervals are wide."
     )
 
 
@@ -186,12 +186,13 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     ends = "one seed, no interval" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
     edge = " (at the edge of what is searched)" if law.is_at_bound else ""
     text = (
-        "The law for the loss L after D tokens is L = E + A (r^φ N)^−α + B D^−β. The distinct blocks have N parameters,"
-        " and each block is used by r layers. A block that is used r times counts as r^φ blocks. The fit to"
-        f" {found.points} trainings (means of seeds) has a root mean square error of {found.residual:.4f} nats: φ ="
-        f" {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. E ="
-        f" {law.irreducible:.3f}, A = {law.capacity:.3f} for 100,000 parameters, α = {law.alpha:.3f}, B ="
-        f" {law.data:.3f} for 1,000,000 tokens, β = {law.beta:.3f}."
+        "A law says how much a block is worth that several layers use. By the law, the loss L after D tokens is L = E +"
+        " A (r^φ N)^−α + B D^−β. The distinct blocks have N parameters, and each block is used by r layers. So a block"
+        " that r layers use is worth r^φ blocks that one layer each uses. The law was fitted to the losses of"
+        f" {found.points} trainings (means over seeds), with a root mean square error of {found.residual:.4f} nats. The"
+        f" fit gives φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. The"
+        f" other constants are E = {law.irreducible:.3f}, A = {law.capacity:.3f} with N in units of 100,000 parameters,"
+        f" α = {law.alpha:.3f}, B = {law.data:.3f} with D in units of 1,000,000 tokens, and β = {law.beta:.3f}."
     )
     own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
     if own is None:
@@ -217,9 +218,10 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     ]
     tried = joined(percent(moment) for moment in sorted(moments(own.trials, 1)) if moment)
     note = (
-        f"The table below is for one shared block and {own.parameters:,} parameters. It has the share of the tokens"
-        " after which a delink gives the highest speed-up; 0 % is unshared training. By the law, shares up to 99 % were"
-        f" searched, so 99 % means: as late as possible. Delinks at {tried} were measured."
+        f"The table below is for models of {own.parameters:,} parameters whose layers share one block before the"
+        " delink. A percentage is the share of the tokens after which the model is delinked; 0 % is unshared"
+        " training. The best delink is the one with the highest speed-up in seconds. With the law, all shares up to"
+        f" 99 % were tried, so 99 % means: as late as possible. Delinks at {tried} were measured."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

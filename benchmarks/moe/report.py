@@ -11,12 +11,14 @@ from benchmarks.results import RESULTS
 LIVES = RESULTS / "moe.jsonl"
 TITLE = "## Losses at equal tokens"
 _TEXT = f"""Models of 8 layers of hidden size 64 train on the King James Bible, in float32 on one thread of a CPU. They
-train for {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation loss over
-{ex.VALIDATION_SEQUENCES} sequences in nats per byte: the mean of {len(ex.SEEDS)} seeds, with the lowest and the highest
-loss in brackets. In all models, the feed-forward matrices that one token passes through have the same total size. In
-models with experts, all experts together have eight times this size. The time of a step is the median over the steps of
-the last phase, divided by the time of the first row of the table. Models this small, trained on so few tokens, say
-nothing about large models."""
+train for {ex.STEPS} steps; a step has {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation loss
+over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. The tables have the mean of {len(ex.SEEDS)} seeds, with the
+lowest and the highest loss of a seed in brackets. *Dense* is a model without experts. With *top k*, the router chooses
+any k experts for a token. With *k prototypes*, the experts are divided into k groups, and the router chooses one expert
+of each group. In all models, the feed-forward matrices that one token passes through have the same total size. In
+models with experts, all experts together have eight times this size. *Time of a step* is the median over the steps of
+the last phase, divided by this median in the first row of the table. Losses of models this small, trained on so few
+tokens, do not predict the losses of large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:

@@ -24,10 +24,10 @@ _PARTS = {
     "grouped": "grouped products",
 }
 """Part of the results -> its words in the section."""
-_TEXT = """The compared programs (*stacks*), or the compared jobs, take turns. So other programs on the machine slowed
-all of them by about the same factor. Therefore quote the ratios, not the seconds. *Processor* is processor time: the
-time during which threads of the process ran. Other programs lengthen it only because they use the same caches and
-memory."""
+_TEXT = """In each part of this section, the compared programs (*stacks*), models or kinds of routing take turns. So if
+other programs ran on the machine, they slowed all compared steps by about the same factor. Therefore quote the ratios,
+not the seconds. *Processor* is processor time: the time during which threads of the process ran on a core. Other
+programs lengthen the processor time only because they use the same caches and memory."""
 
 
 def section(results: Results, images: Path = IMAGES) -> str:
@@ -76,8 +76,10 @@ def claim(results: Results) -> Claim:
 def _measured(results: Results) -> str:
     machine = results.machine
     parts = [f"{_PARTS[name]} on {stamp.date}, at commit {stamp.commit}" for name, stamp in results.measured.items()]
-    versions = f"torch {machine.versions['torch']}"
-    return f"The machine has {machine.hardware}, with {versions}. Measured by part: {'; '.join(parts)}."
+    return (
+        f"The machine has {machine.hardware}. Its version of torch is {machine.versions['torch']}. The parts were"
+        f" measured on these dates: {'; '.join(parts)}."
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -96,20 +98,23 @@ def _beside(found: Beside) -> list[str]:
     )
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
-The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks (gloo over loopback,
-one thread each). Each rank has half of all experts. Each token goes to {cases.PER_TOKEN} SwiGLU experts of size
-{cases.EXPERT_SIZE}; experts have no capacity limit. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The
-stacks differ only in their layers of experts. All of them use this project's attention and other modules, start from
-the same weights, train on the same batches with AdamW, and keep activations. In each step, the losses of the stacks
-differ by at most {apart}. n is the number of micro-batches. There are {cases.ROUNDS} rounds of {cases.TIMED} timed
-steps. A factor in brackets is the time of the stack divided by the time of pseudoreal: above 1, pseudoreal is faster.
-DeepSpeed is compared with the row *gradients sharded*, torchtitan with the row *fully sharded*. Versions: {versions}.
+The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks. Each rank has one
+thread, and the ranks communicate by gloo over loopback. Each rank has half of all experts. Each token goes to
+{cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}. An expert accepts all tokens that are routed to it. A step
+has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers of
+experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
+batches with AdamW, and keep activations. In each step, the relative difference between the losses of two stacks is at
+most {apart}. n is the number of micro-batches in a step. There are {cases.ROUNDS} rounds of {cases.TIMED} timed steps.
+A factor in brackets is the time of the stack in this row, divided by the time of pseudoreal. If the factor is above 1,
+pseudoreal is faster. DeepSpeed is compared with the row *gradients sharded*, and torchtitan is compared with the row
+*fully sharded*. Versions: {versions}.
 
-torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses its
-layer of experts without its trainer. In bfloat16 on a CPU, oneDNN compiles a kernel for each number of rows that it
-meets for the first time, and the compilation takes longer than the matrix product. pseudoreal and torchtitan multiply
-only the rows of the tokens that an expert gets, so oneDNN often meets a new number of rows. DeepSpeed pads all experts
-of a layer to the same number of rows, so oneDNN meets fewer new numbers."""
+torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
+torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products by
+oneDNN. oneDNN compiles a kernel whenever an input matrix has a number of rows for which it has no kernel yet. This
+compilation takes longer than the matrix product. In pseudoreal and torchtitan, the input matrix of an expert has one
+row for each token that the expert gets, so new numbers of rows are frequent. DeepSpeed pads the input matrices of all
+experts of a layer to the same number of rows, so new numbers of rows are less frequent."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -160,18 +165,19 @@ def _growth(found: dict[str, list[Taken]]) -> list[str]:
     parameters = [f"{2 * growth.LAYERS * n * growth.HIDDEN * growth.EXPERT_SIZE / 1e6:,.0f} M" for n in growth.COUNTS]
     text = f"""### Steps against the number of experts
 
-One rank trains models of {growth.LAYERS} layers of hidden size {growth.HIDDEN}, in float32, with one micro-batch and
-blocks recomputed. Each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}, whatever the number of
-experts. So the matrix products take the same number of operations in all models, except for the router's product. One
-process has an engine for each number of experts, and the engines take turns. A turn is a step with all of its updates.
-A ratio is the time divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns. Bold
-rows name the home of the state, and the tokens of a step. The losses have the same bits in all homes. On this machine
-device and host are the same memory.
+One rank trains models that differ only in the number of experts of a layer. They have {growth.LAYERS} layers of hidden
+size {growth.HIDDEN}, and train in float32, with one micro-batch in a step, and with blocks recomputed in the backward
+pass. In all models, each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}. So the matrix products
+take the same number of operations in all models, except for the router's product. One process has an engine for each
+model, and the engines take turns. A turn is a step with all of its updates. A ratio is the time with the number of
+experts of the column, divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns.
+Bold text in the first column names the home of the state and the tokens of a step. The losses have the same bits with
+all homes. On this machine, device and host are the same memory.
 
 *Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
-time of all other threads: they reduce gradients, update weights, copy, and read and write the disk. They run at the
-same time as the passes if a second core is free. Both figures are seconds per step, without the time in which threads
-wait for the disk."""
+time of all other threads. These threads reduce gradients, update weights, copy units, and read and write the disk. If a
+second core is free, they run at the same time as the passes. *Passes* and *others* are seconds per step. They do not
+include the time in which threads wait for the disk."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -205,17 +211,18 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
 
 
 _FLAT = f"""\
-The list has the largest number of experts with which a step takes at most {growth.MOST - 1:.0%} longer than with
-{growth.COUNTS[0]} experts:"""
+For each home and number of tokens, the list has the largest number of experts with which the whole step, or its passes
+alone, take at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts:"""
 _WHY = """\
-If a step takes more than 15% longer, the passes are the main cause on device and host. With the state on disk, the
-other threads and the disk itself add about as much time as the passes. The optimizer updates all experts in every step,
-so its time grows with the number of experts, but not with the number of tokens. The passes multiply the matrices of
-each expert separately. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs.
-Each step also writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s
-with 1,024 experts and 0.20 s with 16. (The profile was made before the weights of experts were stacked in one tensor.)
-The router's softmax and choice took 0.05 s; their time grows with the number of experts. With more tokens in a
-micro-batch, all of these costs become a smaller part of a step."""
+With more experts than the list has, a step takes more than 15% longer than with 16 experts. With the state on device or
+host, most of the additional time is time of the passes. With the state on disk, the other threads and the disk itself
+add about as much time as the passes. The optimizer updates all experts in every step, so the time of the updates grows
+with the number of experts, but not with the number of tokens. The passes compute a separate matrix product for each
+expert. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs. Each step also
+writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s with 1,024
+experts, and 0.20 s with 16 experts. (The profile was made before the weights of experts were stacked in one tensor.)
+The router's softmax, and its choice of experts, took 0.05 s; the time of both grows with the number of experts. With
+more tokens in a micro-batch, these costs of many experts become a smaller part of a step."""
 
 
 # Section: routing.
@@ -224,13 +231,15 @@ micro-batch, all of these costs become a smaller part of a step."""
 def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
-The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
-one rank in float32. The k experts of a token have a feed-forward size of {routing.ROWS:,} together. With k prototypes
-(M6-T), the experts are divided into k groups, and the router chooses one expert of each group for a token. An expert
-accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other tokens. With
-top k, the router chooses any k experts, and no token is rejected. *Rows* are the rows that the experts of a layer
-compute for a token: one for each expert that accepts the token. A ratio is the time with top k divided by the time with
-prototypes."""
+Two kinds of routing are compared in one model. The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN}
+with {routing.EXPERTS} experts each, and trains on one rank in float32. The feed-forward sizes of the k experts of a
+token add up to {routing.ROWS:,}. With k prototypes (M6-T), the experts are divided into k groups, and the router
+chooses one expert of each group for a token. An expert accepts at most {routing.CAPACITY} times its even share of the
+tokens of a sequence, and rejects the other tokens. With top k, the router chooses any k experts, and no token is
+rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one for each expert that
+accepts the token. A ratio is the time with top k divided by the time with prototypes, so above 1 prototypes are faster.
+In the column *… for each row*, the time of the passes with each routing is first divided by the rows of this
+routing."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -256,12 +265,14 @@ def _grouped(found: Sequence[Product]) -> list[str]:
     text = f"""### One product after the other, or grouped
 
 Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expert, and is multiplied by the matrix of
-this expert, {products.OUTPUTS} by {products.INPUTS}, forward and backward on one thread. Figures are processor
-milliseconds, medians of {products.TURNS}. *Loop* computes the products one after the other. *Grouped* is
-`torch.nn.functional.grouped_mm`; if torch raises an error for this type, the table has the error. The benchmark fails
-unless the results of loop and grouped product have the same bits. *Loop, new* is the first loop after the numbers of
-rows of the experts have changed. pseudoreal's engine uses the grouped product if torch has one for the type and the
-experts have no biases; otherwise it uses the loop."""
+this expert, which has {products.OUTPUTS} by {products.INPUTS} elements. One thread computes the forward and the
+backward pass of all these products. Figures are processor milliseconds, medians of {products.TURNS} turns; in brackets
+is the figure divided by the figure of the loop. *Loop* computes the products of the experts one after the other.
+*Grouped* computes them by one call of `torch.nn.functional.grouped_mm`. If this call raises an error for a type, the
+table has the error. The benchmark fails unless the results of the loop and of the grouped product have the same bits.
+*Loop, new* is the first loop after the numbers of rows of the experts have changed. pseudoreal's engine uses the
+grouped product if torch has a grouped product for the type and the experts have no biases; otherwise it uses the
+loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

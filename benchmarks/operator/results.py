@@ -198,21 +198,22 @@ _TEXT = """\
 A real etcd, API server and controller manager run on one machine. The operator runs as a process on this machine, with
 the rights and the Lease that the chart gives it. Every job has two phases with a delink between them, and four pods in
 all. There are no nodes and no containers. Instead, a simulator of this project writes the status of each pod: first
-that the pod runs, and later that it has ended, with the termination message of a successful phase. (kwok cannot write
-such messages.) The pods send no reports. Requests and times come from the API server's audit log. All programs share
-the machine's processors, so the operator gets only the processor time that the other programs leave.
+that the pod runs, and later that it has ended, with the termination message of a successful phase. (The program kwok,
+which also simulates pods, cannot write termination messages.) The pods send no reports to the operator. The benchmark
+reads the requests and their times from the API server's audit log. All programs share the machine's processors, so the
+operator gets only the processor time that the other programs leave.
 
 A measurement has five steps:
 
-1. All jobs are applied, and all of them begin to train.
+1. The benchmark applies all jobs, and waits until all of them train.
 2. For a while, all jobs train, and nothing changes.
-3. The operator is stopped, and another operator starts.
+3. The benchmark stops the operator, and starts another operator.
 4. The simulator lets some jobs finish, one after the other at a steady rate.
 5. The simulator lets more jobs finish, all at the same time.
 
-The operator's *reaction* to the end of an execution is to create the next Job of the PseudoRealJob. After the last
-execution, the reaction is to write the status that reports the end of the PseudoRealJob. Figures from the creation of a
-job to its end leave out the time in which the job only trains."""
+When an execution ends, the operator's *reaction* is to create the next Job of the PseudoRealJob. After the last
+execution, the reaction is to write the status that reports the end of the PseudoRealJob. Figures "from its creation to
+its end" do not include the time in which the job only trains."""
 
 
 def claim(records: Sequence[Record]) -> Claim:

@@ -20,21 +20,22 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-{UNTRIED} marks what is built but has never run. Only tests with fakes, schemas and linters have checked it, so expect
-mistakes there. [Support](support.md) says what is meant to work."""
+{UNTRIED} marks what this project has built, but has never run on the machine or with the program that the row names.
+Only linters, schemas and tests with fakes have checked it, so expect mistakes. [Support](support.md) says where
+pseudoreal is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     (
         "Kueue",
         "kueue",
         "sigs.k8s.io/kueue",
-        "tests use it: jobs in queues, topology, MultiKueue between two control planes",
+        "tests use it for jobs in queues, for topology, and for MultiKueue between two control planes",
     ),
     (
         "scheduler-plugins",
         "coscheduling",
         "sigs.k8s.io/scheduler-plugins",
-        "tests use it: gangs of pods, on simulated nodes without containers",
+        "tests use it for gangs of pods, on simulated nodes without containers",
     ),
     (
         "Kubeflow Trainer",
@@ -67,27 +68,34 @@ def _machines(facts: Json) -> str:
     rows = [
         (
             f"{run['system']}, {run['architecture']}, Python {run['python']}",
-            f"all {sum(run['passed'].values()):,} tests: without Kubernetes, with an API server, and with a cluster",
+            f"all {sum(run['passed'].values()):,} tests: tests without Kubernetes, tests with an API server, and tests"
+            " with a cluster",
             f"passed on {run['date']}, commit {run['commit']}",
         )
         for run in facts["runs"]
     ]
     rows += [(_runner(name), "`make test-unit`, in a GitHub workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
-        ("macOS", "`make run`: examples/laptop.yaml as local processes", UNTRIED),
+        ("macOS", "`make run` trains examples/laptop.yaml as local processes", UNTRIED),
         ("Windows", "nothing has run; the client may work, because it needs only Python", UNTRIED),
-        ("images for arm64", "a release would build them", UNTRIED),
+        ("images for arm64", "a release would build these images", UNTRIED),
     ]
     return _section("Machines", ("machine", "what", "result"), rows)
 
 
 def _kubernetes(facts: Json) -> str:
-    built = [(binaries.version(), "all components, with one node: all tests, and the demo", ["api-server", "cluster"])]
+    built = [
+        (
+            binaries.version(),
+            "all tests that use Kubernetes, and the demo, run on all components, with one node",
+            ["api-server", "cluster"],
+        )
+    ]
     for minor in binaries.minors():
         built.append(
             (
                 binaries.version(minor),
-                "API server and controllers, without nodes: the tests of the API",
+                "the tests of the API run on the API server and the controllers, without nodes",
                 [f"api-server-{minor}"],
             )
         )
@@ -127,9 +135,17 @@ def _neighbours() -> str:
 def _accelerators() -> str:
     rows = [
         ("one GPU of NVIDIA", "`make test-gpu`, `make gpu-bundle`", _on_a_gpu()),
-        ("NCCL, RDMA, several GPUs of a node", "the same commands; tests on CPUs use gloo in place of NCCL", UNTRIED),
+        (
+            "NCCL, RDMA, several GPUs of a node",
+            "the same two commands; on CPUs, the tests use gloo in place of NCCL",
+            UNTRIED,
+        ),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
-        ("publishing (`.github/workflows/release.yml`)", "this workflow, for images, charts and attestations", UNTRIED),
+        (
+            "publishing (`.github/workflows/release.yml`)",
+            "this workflow would publish images, charts and attestations",
+            UNTRIED,
+        ),
     ]
     return _section("Accelerators and publishing", ("what", "what would run it", "result"), rows)
 
@@ -149,7 +165,13 @@ def _models(facts: Json) -> str:
         (model["what"], f"{model['parameters'] / 1e6:,.0f} M", f"[{model['document']}]({model['document']})")
         for model in largest
     ]
-    rows.append(("the jobs of ten trillion parameters in [examples](../examples)", "10 T", "not trained, only planned"))
+    rows.append(
+        (
+            "the jobs of ten trillion parameters in [examples](../examples)",
+            "10 T",
+            "`pseudoreal plan` plans them; they were not trained",
+        )
+    )
     return _section("Sizes of models", ("the largest models that were trained", "parameters", "where"), rows)
 
 

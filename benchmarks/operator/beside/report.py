@@ -59,49 +59,55 @@ _PANELS: tuple[tuple[str, Callable[[Life], float]], ...] = (
 )
 
 _TEXT = f"""\
-This section compares three *stacks*: pseudoreal's operator and two of Kubeflow's. The stacks run one after the other,
-each with its own API server, etcd and controller manager, without nodes. A simulator of this project writes the
-statuses of the pods: each pod runs for 5 s. All jobs are applied together, and end by themselves. Requests and times
-come from the API server's audit log.
+This section compares three *stacks*: pseudoreal's operator and two operators of Kubeflow. The stacks run one after the
+other, each with its own API server, etcd and controller manager, without nodes. A simulator of this project writes the
+statuses of the pods, so that each pod runs for 5 s. The benchmark applies all jobs at the same time, and waits until
+they have ended. It reads the requests and their times from the API server's audit log.
 
 - *pseudoreal* has no limit of requests a second, and makes at most 16 reconcile passes at the same time. Its jobs have
-  one phase, and so one set of pods, like the jobs of the other stacks. The jobs of *pseudoreal, two phases* have two
-  phases, and a delink between them. These jobs are not compared, because the other stacks have no such jobs.
-- *training-operator* is Kubeflow's training operator 1.9.2. A job is a PyTorchJob of a master and workers.
-- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which it requires. Its figures are sums
-  over both programs. A job is a TrainJob on the Trainer's own runtime `torch-distributed`.
+  one phase, and so one set of pods, like the jobs of the other stacks. In the column *pseudoreal, two phases*, the jobs
+  have two phases with a delink between them. This column is not compared with other columns, because the jobs of the
+  other stacks have no phases.
+- *training-operator* is Kubeflow's training operator 1.9.2. A job is a PyTorchJob with a master and workers.
+- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which it requires. The figures of this
+  stack are sums over Trainer and JobSet. A job is a TrainJob with the runtime `torch-distributed`, which the Trainer
+  provides.
 
 The API server calls the webhooks that the manifests of Kubeflow's operators define. The controller manager, the
-training operator and JobSet may send {CLIENT_LIMIT} requests a second. The Trainer's limit of 20 requests a second is
-built in, and has no option. The controllers have their default numbers of threads.
+training operator and JobSet may each send {CLIENT_LIMIT} requests a second. The Trainer may send 20 requests a second;
+no option changes this limit. All controllers have their default numbers of threads.
 
 A *write* is a request that changes a job, its status or its children. Events and dry runs are counted as requests, but
-not as writes. Requests about Leases count as neither. (pseudoreal makes a dry run of each Job when it first sees a
-PseudoRealJob.) A PyTorchJob ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
+not as writes. Requests about Leases are counted neither as requests nor as writes. (When pseudoreal's operator first
+sees a PseudoRealJob, it makes a dry run of each Job of this PseudoRealJob.) A PyTorchJob ends when its master ends; the
+other kinds of jobs end when the last of their pods ends."""
 
 
 _WHY = """\
-**Where the time goes.** The machine's processors limit the jobs a second, and the API server uses most of their time. A
-job of pseudoreal costs the API server more processor time than a job of the other stacks, for two reasons:
+**Where the time goes.** The machine's processors limit how many jobs finish in a second, and the API server uses most
+of the processor time. A job of pseudoreal costs the API server more processor time than a job of the other stacks, for
+two reasons:
 
 - pseudoreal's operator keeps no copy of Jobs and pods. In each pass over a job of one phase, it reads the job, its Jobs
-  and its pods from the API server. The other stacks read copies in their own memory.
+  and its pods from the API server. The operators of the other stacks read copies of these objects in their own memory.
 - A write of a PseudoRealJob's status costs more than a write of the other stacks' statuses. In a profile of the API
-  server with 100 jobs on a quiet machine, these writes took 31 % of its time, and CEL rules took half of this. At each
-  write, the API server checks the rules of the whole object, even if only the status has changed.
+  server with 100 jobs on a quiet machine, these writes took 31 % of the API server's time, and CEL rules took half of
+  the time of these writes. At each write, the API server checks the rules of the whole object, even if only the status
+  has changed.
 
-On a busy machine, a write of a status took 29 ms of the API server's processor time (median of three rounds of 30
-writes). The write took 19 ms with only the rules on changes, 19 ms with only the rules on values, 13 ms with only the
-rules that do not look into the phases, and 11 ms without rules. A read took 2 ms. A job of one phase takes 225 ms of
-the processor time of etcd, API server and controller manager. In this time there are four writes of the status, in
-which rules take 70 ms. So cheaper rules alone would not reach the aim for jobs a second. These figures were measured
-before the rules became [a policy](../decisions/0035-rules-are-a-policy.md): now a write of a status costs 1.03 times as
-much as without rules.
+On a busy machine, a write of a PseudoRealJob's status took 29 ms of the API server's processor time (median of three
+rounds of 30 writes). With only some of the rules, this write took less time: 19 ms with only the rules on changes, 19
+ms with only the rules on values, 13 ms with only the rules that do not look into the phases, and 11 ms without rules. A
+read took 2 ms. In all, a job of one phase takes 225 ms of the processor time of etcd, API server and controller
+manager. This time includes four writes of the status, in which rules take 70 ms together. So with cheaper rules alone,
+pseudoreal would not reach the aim for jobs a second. These figures were measured before the rules became [a
+policy](../decisions/0035-rules-are-a-policy.md). Now a write of a status takes 1.03 times as much processor time as it
+would take without rules.
 
-**Passes.** A change of pseudoreal reduced the number of passes: since the change, an event that repeats a known state
-causes no pass. The effect of the change was measured with 60 jobs of 2 pods, in two rounds. In each round, the version
-before the change, the version after it and the training operator took turns. Other programs took 1.2 to 1.5 of the
-machine's 2 processors.
+**Passes.** A change of pseudoreal's operator reduced the number of passes. Since the change, an event that repeats a
+state that the operator already knows causes no pass. The effect of the change was measured with 60 jobs of 2 pods, in
+two rounds. In each round, the version before the change, the version after it and the training operator took turns.
+Other programs took 1.2 to 1.5 of the machine's 2 processors.
 
 | for a job, in the two rounds | before the change | after the change | training operator |
 | --- | ---: | ---: | ---: |
@@ -111,10 +117,10 @@ machine's 2 processors.
 | processor time of the operator, ms | 61, 65 | 51, 54 | 15, 14 |
 | processor time of the servers, ms | 259, 258 | 248, 243 | 93, 87 |
 
-After the change, a job of pseudoreal takes 7 % less processor time in total, but still 2.8 to 2.9 times as much as a
-job of the training operator. So the aim for jobs a second is still not reached. The four writes of the status take the
-largest part of the time. Jobs a second cannot be compared in these rounds, because other programs left each run a
-different share of the machine."""
+After the change, a job of pseudoreal takes 7 % less processor time of operator and servers together than before the
+change, but still 2.8 to 2.9 times as much as a job of the training operator. So the aim for jobs a second is still not
+reached. The four writes of the status take the largest part of this processor time. The rounds do not compare jobs a
+second, because other programs left a different part of the processors to each version."""
 
 
 def section(results: Lives | None = None) -> str:
@@ -211,15 +217,16 @@ def _share_of_most(found: Reporting) -> float:
 
 def _reports(found: Reporting) -> str:
     return (
-        f"**Reports.** {found.pods:,} pods of one job report every second, each over its own connection. Together they"
-        f" send as many reports as {found.pods * REPORT_SECONDS:,.0f} pods that report every {REPORT_SECONDS:g} s. The"
-        f" operator accepted {found.reports_per_second:,.0f} reports a second; {found.refused:,} reports were refused"
-        f" or lost. The operator used {found.processor_share:.0%} of a core, which is {found.milliseconds:.2f} ms of"
-        f" processor time for each report. It made {found.writes_per_minute:g} writes a minute, and had a peak memory"
-        f" of {found.peak_bytes / _MB:,.0f} MB. Computed from the time for one report, the reports of {MOST_JOBS:,}"
-        f" pods ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. {MOST_JOBS:,}"
-        " pods at once were not tried: each pod keeps a connection open, and the operator accepts at most"
-        f" {MOST_CONNECTIONS:,} connections."
+        f"**Reports.** In this measurement, {found.pods:,} pods of one job send a report to the operator every second,"
+        f" each over its own connection. Together they send as many reports as {found.pods * REPORT_SECONDS:,.0f} pods"
+        f" that send one every {REPORT_SECONDS:g} s. The operator accepted {found.reports_per_second:,.0f} reports a"
+        f" second; {found.refused:,} reports were refused or lost. The operator used {found.processor_share:.0%} of a"
+        f" core, which is {found.milliseconds:.2f} ms of processor time for each report. It made"
+        f" {found.writes_per_minute:g} writes a minute, and its peak memory was {found.peak_bytes / _MB:,.0f} MB."
+        f" Computed from the processor time for one report, the reports of {MOST_JOBS:,} pods"
+        f" ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. Reports of"
+        f" {MOST_JOBS:,} pods at the same time were not tried: each pod keeps a connection open, and the operator"
+        f" accepts at most {MOST_CONNECTIONS:,} connections."
     )
 
 
@@ -271,11 +278,12 @@ def _kinds(lives: Sequence[Life]) -> str:
 def _measured(lives: Sequence[Life]) -> str:
     busy = any(life.others > _QUIET for life in lives)
     warning = (
-        " **Other programs ran at the same time.** So compare the columns of a table, and do not quote seconds."
+        " **Other programs ran at the same time.** So compare the columns of a table with each other, and do not quote"
+        " seconds."
         if busy
         else ""
     )
-    return f"{machine.hardware()}. {machine.stamped(BESIDE)}{warning}"
+    return f"The machine has {machine.hardware()}. {machine.stamped(BESIDE)}{warning}"
 
 
 def _shown(found: Quantiles) -> str:

@@ -219,14 +219,17 @@ def test_predicted_peak_is_an_upper_bound_with_context_ranks(case: Case, peaks: 
         assert 0.7 * predicted <= most <= 1.02 * predicted
 
 
+LONG = json.dumps({"sequenceLength": 64})
 ROUNDED = [
+    *each(sequence_chunks=[2, 8], drawn=LONG, precision="float32", micro_batches=2, homes="h"),
+    Case(sequence_chunks=4, drawn=LONG, precision="bfloat16", micro_batches=2, activation="SwiGLU"),
     *each(products="Float8", precision=["float32", "bfloat16"], micro_batches=6, homes="h"),
     Case(products="Float8", precision="float32", micro_batches=6, keep="All", activation="SwiGLU"),
 ]
 
 
 @pytest.mark.parametrize("case", ROUNDED, ids=lambda case: case.name)
-def test_predicted_peak_is_an_upper_bound_with_products_in_float8(case: Case, tmp_path: Path) -> None:
+def test_predicted_peak_is_an_upper_bound_with_rounded_operands_or_chunks(case: Case, tmp_path: Path) -> None:
     engine, batch = make_engine(case, Ranks(0, 1, CPU), tmp_path), CaseBatch(case, 0, 0, CPU)
 
     def step() -> None:

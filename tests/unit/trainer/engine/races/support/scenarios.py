@@ -52,6 +52,7 @@ ONE_RANK = {
     "Muon": _case(homes="dhD", clipping="Global", algorithm="Muon"),
     "one slot": _case(homes="h", window=1, micro_batches=4),
     "kept graphs": _case(homes="h", clipping="PerUnit", keep="All", order="GPipe"),
+    "chunks of the sequence": _case(homes="h", clipping="Global", sequence_chunks=2, documents=True),
     "kept products": _case(homes="h", clipping="PerUnit", keep="Products", order="GPipe", activation="SwiGLU"),
     "disk": _case(homes="D", clipping="Global"),
     "disk, one slot": _case(homes="D", window=1, layers=4),
