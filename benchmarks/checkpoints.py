@@ -379,7 +379,7 @@ def section() -> str:
 One rank trains the [larger model](steps.md#larger-model). Its state has {found.bytes / 2**20:.0f} MiB and is on the
 host. A step takes {found.step_seconds:.2f} s. pseudoreal saves the state through a buffer of {BUFFER_BYTES >> 20} MiB.
 During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*), it waits. Times are
-medians of {_SAVES} saves. *Extra memory* is the peak growth of the process during the saves.
+medians of {_SAVES} saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |

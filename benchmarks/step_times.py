@@ -25,8 +25,8 @@ the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is
 
 In each round, the stacks run one after the other, each in fresh processes. A cell shows the median over the timed steps
 of all rounds, and the quartiles in square brackets. If the distance between the quartiles is more than
-{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. Then the cell shows no time. It shows "not
-quiet" and this distance as a share of the median, and no comparison uses the cell.
+{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. Then the cell shows "not quiet" and this
+distance as a share of the median, and no comparison uses the cell.
 
 - **pseudoreal**: this project's engine. The name of a row says whether the state of the units is on the device, on the
   host, or on disk.
@@ -134,10 +134,7 @@ def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     lines = ["### Wins and losses", ""]
     faster = f"pseudoreal is faster than the other stack in {len(won)} of {len(ratios)} comparisons{_range(won)}"
     lines.append(f"Each factor in the tables compares pseudoreal with another stack. {faster}.")
-    names = (
-        "The list names the other stack, the model, and n, and says whether activations are kept or recomputed."
-        " After the colon is the factor"
-    )
+    names = "The list names the other stack, the model, and n, and says whether activations are kept or recomputed"
     lines += [f"\npseudoreal is slower than the other stack in {len(lost)} comparisons. {names}:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)

@@ -44,8 +44,7 @@ measurement. Then the cell shows "not quiet" and this distance as a share of the
 cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack in this row. If the factor
 is above 1, pseudoreal is faster."""
 
-_AIMS = """This project has aims for some of its figures. The table has these figures; the parts below the table say how
-they were measured."""
+_AIMS = """This project has aims for the figures in this table. The parts below the table explain the figures."""
 
 
 @dataclass(frozen=True)
@@ -238,13 +237,12 @@ DONTNEED). If the machine is virtual, the physical machine below it may still ha
 def _resident(found: Resident) -> str:
     return f"""### Memory of a rank
 
-This benchmark measures the memory that a large data set adds to a rank. A process imports everything that a rank
-imports. Then it opens a mixture of two sources with {found.samples:.2e} samples of {found.sequence} tokens. The data
-set has {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format. The shards are sparse
-files, which take no room on the disk. The process reads the {found.batch:,} samples of each step, for {found.steps:,}
-steps at the start of the first epoch and for {found.steps:,} steps at the end of this epoch. The resident memory of the
-process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a
-peak of {found.total_bytes / _MIB:,.0f} MiB."""
+A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
+samples of {found.sequence} tokens. The data set has {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this
+project's format. The shards are sparse files, which take no room on the disk. The process reads the {found.batch:,}
+samples of each step, for {found.steps:,} steps at the start of the first epoch and for {found.steps:,} steps at the end
+of this epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows
+by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:

@@ -72,15 +72,13 @@ def section(path: Path = GPU) -> str:
 
 _TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens. Blocks are
 recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both have the
-same weights, batches and clipping. The first column of the table names the stack, the home of the state, and settings,
-such as the mode of clipping. *tokens* are the tokens of a step, and n is the number of micro-batches of a step. Times
-are medians of {TIMED} steps, with the quartiles in brackets.
+same weights, batches and clipping. *Global* is a mode of clipping. *tokens* are the tokens of a step, and n is the
+number of micro-batches of a step. Times are medians of {TIMED} steps, with the quartiles in brackets.
 
 - *hidden*: the time of copies between host and device during which kernels run, as a share of the time of all these
   copies.
-- *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of its forecast: how much the
-  forecast lies above (+) or below (−) the measured value. *pinned*: the pinned host memory, as rounded up by torch's
-  allocator.
+- *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of its forecast, relative to
+  the measured value. *pinned*: the pinned host memory, as rounded up by torch's allocator.
 - *forecast*: the milliseconds of a step that `pseudoreal plan` predicts from speeds measured in the same run. In
   brackets is the error of this forecast.
 - *host*: the peak of the resident memory of the process. With *Speculative* (`clipping.updates: Speculative`), the
@@ -88,9 +86,9 @@ are medians of {TIMED} steps, with the quartiles in brackets.
   clipped.
 - With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights to the
   device again for each micro-batch, so it is also timed with a single micro-batch. With one rank, fully_shard copies on
-  the CUDA stream of the passes, so no kernels run during its copies. With several ranks, which this benchmark does not
-  have, fully_shard copies weights before the passes need them. DeepSpeed was not timed. Plain torch without fully_shard
-  was not timed either; with the state on the device, it may be faster than fully_shard.
+  the CUDA stream of the passes, so no kernels run during its copies. (With several ranks, fully_shard copies weights
+  before the passes need them.) DeepSpeed and plain torch were not timed. With the state on the device, plain torch may
+  be faster than fully_shard.
 - The vocabulary has 256 tokens, so that the head takes little time. While CPU threads of the stacks wait, they sleep
   and do not spin (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
 
@@ -232,7 +230,7 @@ def _row(case: Case, one: Measured) -> str:
     )
 
 
-_NOT_MEASURED = "The following cases were planned, but not measured. After the last colon of a line is the reason:"
+_NOT_MEASURED = "These cases were not measured, for the reason after the last colon:"
 
 
 def _left_out(records: Sequence[Record]) -> str:

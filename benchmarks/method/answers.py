@@ -32,10 +32,9 @@ weights from the first step to the last. A *delinked* arm shares weights (blocks
 and ends the sharing by a delink. A *grown* arm starts with fewer layers, and adds the others by a growth. An *upcycled*
 arm starts with fewer experts. An arm *shared throughout* shares weights to the end. *Controls* are the arms shared
 throughout, the grown arms, and a *small model*, which is narrower than all others. The table names the fastest delinked
-arm, the fastest grown arm, and the fastest arm shared throughout. The number after the name is the arm's *speed-up in
-seconds*, with an interval in brackets. This number is a ratio: the seconds that unshared training needs for its final
-loss, divided by the seconds that the arm needs for the same loss. So above 1, the arm is faster than unshared training.
-The *cost ratio* and the sign † are explained below the table."""
+arm, grown arm, and arm shared throughout, with its *speed-up in seconds*. This number is a ratio: the seconds that
+unshared training needs for its final loss, divided by the seconds that the arm needs for the same loss. So above 1, the
+arm is faster than unshared training. The *cost ratio* and the sign † are explained below the table."""
 _KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
     *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),

@@ -45,14 +45,13 @@ phase with few layers saves less time. For instance, for the job of 124 M parame
 predicts that a step with 4 of 12 layers takes 0.67 times as long as a real step; the layers alone give 0.33 times.
 
 The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine: the
-seconds of a step of the last phase, divided by the seconds of a step of the first phase. The table below lists the
-marks. A mark with a cost ratio below 1 is in the table, but not in the picture. The phases of a job may have different
-layouts; then the cost ratio is the effect of sharing and of the layouts together."""
+seconds of a step of the last phase, divided by the seconds of a step of the first phase. A mark with a cost ratio below
+1 is in the table, but not in the picture. The phases of a job may have different layouts; then the cost ratio is the
+effect of sharing and of the layouts together."""
 _SETTING = """- The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio,
   which stands for the speeds of a machine.
-- The trials also measured the seconds of their steps. These seconds are not compared, because other programs ran on the
-  machine at the same time. The memory of the arms is not compared either: models of this size are too small to show
-  differences of memory between the arms.
+- The measured seconds of the trials are not compared, because other programs ran on the machine at the same time.
+  Memory is not compared either: the models are too small to show differences between the arms.
 - The trials compare treatments of the optimizer's moments at the delink for at most one arm of each study. They do not
   try the trigger `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) try these
   treatments, this trigger and a state on disk."""
@@ -64,7 +63,7 @@ table: an arm that is delinked at 10 % or 50 % takes the rate of the arm that is
 takes the rate of *4 blocks, delinked at 30 %*."""
 _REMEDIES = """The literature names changes of the first phase, and of the transition to the next phase, that may lower
 the final loss. The trials tried these changes on one arm of each study, the *base*. The plan has three seeds of each
-change. The list explains the changes whose names are not clear by themselves:
+change. Some changes need an explanation:
 
 - *Rates of each phase, warmed up again*: the first phase has the peak learning rate of the arm that is shared
   throughout. The second phase has the peak learning rate of unshared training. At its start, the learning rate rises
@@ -118,8 +117,8 @@ def document(results: Sequence[Result], drawn: Sequence[Mark]) -> str:
         *answers(leading(compared)),
         *_decision(leading(compared), drawn),
         "## The plan, and what changed against it",
-        "The [plan](method-plan.md) was committed before the first training whose result this page uses. The list names"
-        " the points in which the trials or this page differ from the plan:",
+        "The [plan](method-plan.md) was committed before the first training whose result this page uses. The trials"
+        " and this page differ from the plan in these points:",
         CHANGES.read_text().strip(),
         "## Limits",
         "\n".join(_limits(results, scale)),

@@ -14,10 +14,10 @@ _TEXT = f"""Models of 8 layers of hidden size 64 train on the King James Bible, 
 train for {ex.STEPS} steps; a step has {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation loss
 over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. The tables have the mean of {len(ex.SEEDS)} seeds, with the
 lowest and the highest loss of a seed in brackets. *Dense* is a model without experts. With *top k*, the router chooses
-any k experts for a token. With *k prototypes*, the experts are divided into k groups, and the router chooses one expert
-of each group. In all models, the feed-forward matrices that one token passes through have the same total size. In
-models with experts, all experts together have eight times this size. *Time of a step* is the median over the steps of
-the last phase, divided by this median in the first row of the table. Losses of models this small, trained on so few
+any k experts for a token. With *k prototypes* (M6-T), the experts are divided into k groups, and the router chooses one
+expert of each group. In all models, the feed-forward matrices that one token passes through have the same total size.
+In models with experts, all experts together have eight times this size. *Time of a step* is the median over the steps
+of the last phase, divided by this median in the first row of the table. Losses of models this small, trained on so few
 tokens, do not predict the losses of large models."""
 
 

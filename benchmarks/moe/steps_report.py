@@ -110,11 +110,11 @@ pseudoreal is faster. DeepSpeed is compared with the row *gradients sharded*, an
 *fully sharded*. Versions: {versions}.
 
 torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
-torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products by
-oneDNN. oneDNN compiles a kernel whenever an input matrix has a number of rows for which it has no kernel yet. This
-compilation takes longer than the matrix product. In pseudoreal and torchtitan, the input matrix of an expert has one
-row for each token that the expert gets, so new numbers of rows are frequent. DeepSpeed pads the input matrices of all
-experts of a layer to the same number of rows, so new numbers of rows are less frequent."""
+torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, oneDNN compiles a kernel whenever an
+input matrix has a number of rows for which it has no kernel yet. This takes longer than the matrix product. In
+pseudoreal and torchtitan, the input matrix of an expert has one row for each token that the expert gets, so new numbers
+of rows are frequent. DeepSpeed pads the input matrices of all experts of a layer to the same number of rows, so new
+numbers of rows are less frequent."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -231,15 +231,13 @@ more tokens in a micro-batch, these costs of many experts become a smaller part 
 def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
-Two kinds of routing are compared in one model. The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN}
-with {routing.EXPERTS} experts each, and trains on one rank in float32. The feed-forward sizes of the k experts of a
-token add up to {routing.ROWS:,}. With k prototypes (M6-T), the experts are divided into k groups, and the router
-chooses one expert of each group for a token. An expert accepts at most {routing.CAPACITY} times its even share of the
-tokens of a sequence, and rejects the other tokens. With top k, the router chooses any k experts, and no token is
-rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one for each expert that
-accepts the token. A ratio is the time with top k divided by the time with prototypes, so above 1 prototypes are faster.
-In the column *… for each row*, the time of the passes with each routing is first divided by the rows of this
-routing."""
+The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
+one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, an
+expert accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other
+tokens. With top k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a
+token: one for each expert that accepts the token. A ratio is the time with top k divided by the time with prototypes,
+so above 1 prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first
+divided by the rows of this routing."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
