@@ -53,7 +53,7 @@ def _limit(cgroup: Path) -> tuple[int | None, int]:
 def _numbers(file: Path) -> list[int]:
     """Return the numbers in a file, with -1 for "max" (no limit); empty if the file cannot be read."""
     try:
-        return [-1 if word == "max" else int(word) for word in file.read_text().split()]
+        return [-1 if word == "max" else int(word) for word in file.read_text(encoding="utf-8").split()]
     except (OSError, ValueError):
         return []
 
@@ -88,7 +88,7 @@ def memory_use() -> MemoryUse:
 
 def _resident_bytes() -> int:
     try:
-        found = re.search(r"^VmRSS:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        found = re.search(r"^VmRSS:\s*(\d+) kB", _STATUS.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux
         found = None
     return int(found[1]) * 1024 if found else peak_resident_bytes()
@@ -102,7 +102,7 @@ def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
     """Return the memory of this process's cgroup, the cgroup of the container."""
     try:
-        version, folder = _group(groups, own.read_text().splitlines())
+        version, folder = _group(groups, own.read_text(encoding="utf-8").splitlines())
     except OSError:
         return PodMemory()
     limit, used, peak, kills = (folder / name for name in _FILES[version])
@@ -122,7 +122,7 @@ def _group(groups: Path, lines: list[str]) -> tuple[int, Path]:
 
 def _bytes(path: Path) -> int | None:
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
@@ -130,7 +130,7 @@ def _bytes(path: Path) -> int | None:
 
 def _kills(path: Path) -> int:
     try:
-        found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return 0
     return int(found[1]) if found else 0

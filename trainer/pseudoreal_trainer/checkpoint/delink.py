@@ -23,7 +23,7 @@ log = structlog.get_logger()
 def delink(config: DelinkConfig) -> TerminationMessage:
     """Commit the first checkpoint of `config.phase`. If this checkpoint already exists and is intact, commit nothing.
 
-    Raises TrainingError if the phase before has no complete checkpoint, or its checkpoints are corrupt.
+    Raises TrainingError if the phase before has no complete checkpoint, or the newest of them is corrupt.
     """
     store = store_of(config)
     source = store.newest(config.from_phase, complete=True)

@@ -43,6 +43,8 @@ one request per checkpoint at every save."""
 class HeadCache:
     folder: StoragePath
     """Folder of all checkpoints."""
+    follows_links: bool = True
+    """False: checkpoints and manifests that are symbolic links are left out."""
     _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
     """Name of a checkpoint's folder -> version of the manifest, head."""
 
@@ -86,7 +88,10 @@ class HeadCache:
         if isinstance(self.folder, ObjectPath):
             found = ((folder.name, None) for folder in storage_of(self.folder).folders())
         else:
-            found = ((path.parent.name, _version(path)) for path in FileStorage(self.folder).find(MANIFEST))
+            paths = FileStorage(self.folder).find(MANIFEST)
+            if not self.follows_links:
+                paths = [path for path in paths if not (path.is_symlink() or path.parent.is_symlink())]
+            found = ((path.parent.name, _version(path)) for path in paths)
         return {name: version for name, version in found if NAME.fullmatch(name)}
 
 

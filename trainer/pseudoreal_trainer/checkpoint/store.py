@@ -92,7 +92,7 @@ class CheckpointStore:
         """Return the newest verified checkpoint of a phase; with `complete`, the newest one that ends the phase.
 
         None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has such checkpoints and all are
-        corrupt.
+        corrupt; with `complete`, if the newest one is: a phase that was prolonged has an older end, of less training.
         """
         candidates = self.candidates(phase, complete=complete)
         for head in candidates:
@@ -101,6 +101,11 @@ class CheckpointStore:
                 self.verify(manifest)
                 return self.reader(manifest)
             except CorruptCheckpoint as error:
+                if complete and len(candidates) > 1:
+                    raise CorruptCheckpoint(
+                        f"{head.name}, the newest end of phase {phase} in {self.folder}, is corrupt: {error}; restore"
+                        f" it, or delete it to go on from {candidates[1].name}, the end before it"
+                    ) from error
                 log.warning("checkpoint_corrupt", checkpoint=head.name, error=str(error))
         if candidates:
             raise self.all_corrupt(phase, [head.name for head in candidates])

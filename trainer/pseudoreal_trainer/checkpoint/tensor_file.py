@@ -119,26 +119,30 @@ class TensorFile:
         header is invalid."""
         entry = self._entries[name]
         try:
-            begin, end = map(int, entry["data_offsets"])
-            shape, dtype = tuple(map(int, entry["shape"])), str(entry["dtype"])
+            begin, end = entry["data_offsets"]
+            shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.path.name} has a header without sense, of {name}: {error!r}") from error
+        # `type`, because True and False are instances of int.
+        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+            raise ValueError(
+                f"{self.path.name} has a header without sense, of {name}: sizes and offsets must be whole numbers"
+            )
         if dtype not in _DTYPES:
             raise ValueError(f"tensor {name} is {dtype}; the types that are read are {', '.join(_DTYPES)}")
         form = Form(shape, _DTYPES[dtype])
-        if begin < 0 or end - begin != form.size:
+        if end - begin != form.size:
             raise ValueError(f"tensor {name} has {end - begin:,} bytes and the shape {[*shape]}")
         return form
 
     def end(self, name: str) -> int:
         """Return the file offset of the first byte after a tensor. The caller has checked the header with `form`."""
-        return self._begin + int(self._entries[name]["data_offsets"][1])
+        return self._begin + self._entries[name]["data_offsets"][1]
 
     def read_into(self, name: str, begin: int, out: Array) -> None:
         """Fill `out`, a contiguous array, with the elements from `begin` on."""
-        entry = self._entries[name]
-        if _DTYPES[entry["dtype"]] != out.dtype.name:
-            raise ValueError(f"{name} is {entry['dtype']} in its file, not {out.dtype.name} as its manifest says")
+        if (found := self.form(name).dtype) != out.dtype.name:
+            raise ValueError(f"{name} is {_NAMES[found]} in its file, not {out.dtype.name} as its manifest says")
         self.bytes_into(name, begin, out)
 
     def read_narrow(self, name: str, dtype: str, begin: int, count: int) -> Array:
@@ -152,7 +156,7 @@ class TensorFile:
 
     def bytes_into(self, name: str, begin: int, out: Array) -> None:
         """Fill `out` with the bytes of the elements from `begin` on. `out` is contiguous, and its item size is the
-        tensor's element size."""
+        tensor's element size. The caller has checked the header with `form`."""
         start = self._begin + self._entries[name]["data_offsets"][0]
         self._content.read_into(start + begin * out.itemsize, out.view(np.uint8))
 

@@ -111,7 +111,8 @@ def _check_new(path: Path | None, option: str) -> None:
 
 
 def _write(path: Path, body: Json) -> None:
-    path.write_text(yaml.dump(body, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True))
+    text = yaml.dump(body, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def _write_trial(advice: Advice, costs: Costs, job: Path, folder: Path) -> str:

@@ -375,15 +375,22 @@ def export(
 def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove old checkpoints of the job in WORKDIR. The first and last ones of each phase, and those to which others
     refer, always stay."""
-    jobs = {head.job.uid for head in HeadCache(workdir / "checkpoints").all()}
-    for uid in jobs:
-        store = CheckpointStore(workdir, uid)
-        if dry_run:
-            names = [head.name for head in removable(store.committed(), keep_last, keep_every, [])]
-        else:
-            names = store.prune(keep_last, keep_every)
-        for name in names:
-            click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
+    folder = workdir / "checkpoints"
+    jobs = {head.job.uid: head.job.name for head in HeadCache(folder).all()}
+    if len(jobs) > 1:
+        named = ", ".join(f"{name} (uid {uid})" for uid, name in sorted(jobs.items(), key=lambda job: job[::-1]))
+        raise CommandError(
+            f"{folder} has checkpoints of {len(jobs)} jobs: {named}; nothing is removed; move those of each job into a"
+            " work directory of its own, and prune that",
+            ExitStatus.INVALID_JOB,
+        )
+    store = CheckpointStore(workdir, next(iter(jobs), None))
+    if dry_run:
+        names = [head.name for head in removable(store.committed(), keep_last, keep_every, [])]
+    else:
+        names = store.prune(keep_last, keep_every)
+    for name in names:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
 
 
 def _with_progress_bar(items: Any, what: str) -> Any:

@@ -112,6 +112,6 @@ def _read(path: Path) -> tuple[str, str]:
     if path == _STDIN:
         return "standard input", sys.stdin.read()
     try:
-        return str(path), path.read_text()
+        return str(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{path} cannot be read: {error}", ExitStatus.INVALID_JOB) from error

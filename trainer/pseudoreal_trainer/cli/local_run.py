@@ -71,7 +71,7 @@ class LocalRun:
         if isinstance(config, PhaseConfig):
             # All ranks are processes of one pod.
             config = config.model_copy(update={"workers": 1, "processes_per_worker": config.ranks})
-        config_file.write_text(config.to_json(indent=2))
+        config_file.write_text(config.to_json(indent=2), encoding="utf-8")
         termination.unlink(missing_ok=True)
         exit_code, stopped = self._run_process(config_file, termination, stem.with_suffix(".log"))
         message = _read_termination(termination, config, exit_code)
@@ -85,29 +85,41 @@ class LocalRun:
         """Run a pod's process; return its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
         # Signals first: a KeyboardInterrupt right after the start of the pod would leave the pod running.
-        with errors.open("w") as log_file, _stop_requests() as requests:
+        with errors.open("w", encoding="utf-8") as log_file, _stop_requests() as requests:
             # A new session: Ctrl-C reaches only this process. This process then asks the pod to save and stop.
             pod = subprocess.Popen(
                 command,
                 env=_environment(termination),
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                text=True,
+                encoding="utf-8",
+                errors="replace",  # libraries may print any bytes
                 start_new_session=True,
             )
             requests.pass_on_to(pod)
             assert pod.stdout is not None, "stdout is a pipe"
-            for line in pod.stdout:
-                self._handle_line(line, log_file.write)
+            try:
+                for line in pod.stdout:
+                    self._handle_line(line, log_file.write)
+            except BaseException:  # SystemExit too, by which rich answers a closed stdout
+                # Without a reader the pod would train on, in a session that Ctrl-C does not reach.
+                pod.terminate()
+                # A full pipe would block the pod before it has saved.
+                for _ in pod.stdout:
+                    pass
+                pod.wait()
+                raise
             return pod.wait(), requests.received
 
     def _handle_line(self, line: str, keep: Callable[[str], object]) -> None:
         try:
             event = json.loads(line)
-        except ValueError:
-            keep(line)
-        else:
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
             self.on_event(event)
+        else:
+            keep(line)
 
 
 class _StopRequests:

@@ -114,7 +114,7 @@ def _plan_file(
     if trace is not None:
         # Without a profile, the unit of time is the forward pass of a layer, shown as a millisecond.
         steps = {phase.report.name: phase.timeline for phase in planned}
-        trace.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)))
+        trace.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)), encoding="utf-8")
     if not all(phase.report.fits for phase in planned):
         sys.exit(ExitCode.INVALID_JOB)
 
@@ -206,7 +206,7 @@ def measure_hardware(output: Path) -> None:
     from pseudoreal_trainer.measure.machine import measure_machine, measurements
 
     # Fail now rather than after minutes of measuring if the output cannot be written.
-    output.open("a").close()
+    output.open("ab").close()
     console = Console()
     with Progress(
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -223,5 +223,5 @@ def measure_hardware(output: Path) -> None:
                 click.echo(words)
 
         profile = measure_machine(progress)
-    output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
+    output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")

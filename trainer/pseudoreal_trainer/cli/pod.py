@@ -116,7 +116,7 @@ def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop
     if layout is not None:
         pod.write_layout(layout)
         path = pod.path / "configuration"  # no .json suffix: *.json files are outcomes of ranks
-        path.write_text(config.to_json(indent=2))
+        path.write_text(config.to_json(indent=2), encoding="utf-8")
     message = run_in_place(Launch(config, path, WORKER, pod, stop))
     return message.model_copy(update={"layout": layout})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import Model, YarnScaling
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import Tracked
@@ -94,13 +94,17 @@ def _config(manifest: Manifest, architecture: Architecture, dtype: str, tokenize
     rotary = rotary_entries(model.attention.rotary)
     if theirs is None:
         return _described(model, architecture) | special_tokens(tokenizer) | rotary | {"dtype": dtype}
-    positions = max(model.sequence_length, theirs.get("max_position_embeddings") or 0)
+    lengths: dict[str, Any] = {}
+    if _yarn(model) is None:
+        # Under YaRN, transformers computes frequencies from max_position_embeddings: version 5 takes it as the original
+        # length if none is named, version 4 divides it by the original length. So it stays as it is.
+        lengths["max_position_embeddings"] = max(model.sequence_length, theirs.get("max_position_embeddings") or 0)
     types = dict.fromkeys({"dtype", "torch_dtype"} & theirs.keys() or {"dtype"}, dtype)
     if published_facts(theirs) != facts_of(model):
         # The model has grown since the import.
         kept = {name: value for name, value in theirs.items() if name not in _OF_LAYERS_AND_EXPERTS}
         theirs = {**kept, "num_hidden_layers": model.layers, **architecture.config}
-    return {**rotary, **theirs, "max_position_embeddings": positions, **types}
+    return {**rotary, **theirs, **lengths, **types}
 
 
 _OF_LAYERS_AND_EXPERTS = {"layer_types", "max_window_layers", "mlp_only_layers", "num_experts", "num_local_experts"}
@@ -120,12 +124,24 @@ def _described(model: Model, architecture: Architecture) -> dict[str, Any]:
         "head_dim": model.head_size,
         "hidden_act": "silu",
         "rms_norm_eps": float(model.norm.epsilon),
-        "max_position_embeddings": model.sequence_length,
+        "max_position_embeddings": _positions(model),
         "attention_bias": False,
         "tie_word_embeddings": model.embeddings == "Tied",
         **architecture.config,
     }
 
 
+def _positions(model: Model) -> int:
+    """Return max_position_embeddings. Under YaRN, `transformers` 4 divides it by the original length to get the
+    factor."""
+    yarn = _yarn(model)
+    return model.sequence_length if yarn is None else round(float(yarn.factor) * yarn.original_sequence_length)
+
+
+def _yarn(model: Model) -> YarnScaling | None:
+    scaling = model.attention.rotary.scaling
+    return None if scaling is None else scaling.yarn
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -51,7 +51,7 @@ def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: 
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
     speeds = _speeds(ranks, say)
     if ranks.is_first:
-        speeds_file(folder, world).write_text(speeds.model_dump_json())
+        speeds_file(folder, world).write_text(speeds.model_dump_json(), encoding="utf-8")
     if world > 1:
         dist.destroy_process_group()
 
@@ -157,7 +157,7 @@ def _measure_with(ranks: int, folder: Path, progress: Progress) -> Speeds:
     while not context.join(timeout=0.1):
         while not said.empty():
             progress(f"{ranks} rank{'s' if ranks > 1 else ''}: {said.get()}")
-    return Speeds.model_validate_json(speeds_file(folder, ranks).read_text())
+    return Speeds.model_validate_json(speeds_file(folder, ranks).read_bytes())
 
 
 def _run(rank: int, world: int, device_type: str, folder: Path, said: Any) -> None:

@@ -39,7 +39,7 @@ def most_on_cpu(act: Callable[[], object]) -> int:
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         file = Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
+        events = json.loads(file.read_bytes())["traceEvents"]
     held = most = 0
     for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]

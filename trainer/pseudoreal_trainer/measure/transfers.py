@@ -52,7 +52,7 @@ def _available_bytes() -> int:
     """Return the free bytes of the host, including reclaimable file caches; half of its memory where the system tells
     no more."""
     try:
-        lines = _MEMORY.read_text().splitlines()
+        lines = _MEMORY.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024

@@ -29,7 +29,7 @@ def main(limits: Limits) -> None:
     diagnosis, results = check(own, limits)
     if own.rank == 0:
         log_check(diagnosis, results)
-    file.write_text(diagnosis.to_json())
+    file.write_text(diagnosis.to_json(), encoding="utf-8")
     sys.stdout.flush()
     # A normal exit would wait for threads that hang.
     os._exit(0)

@@ -1,5 +1,6 @@
 """Read the folder of a job, with bounds on everything: bytes of metrics, checkpoints, entries of the history, time."""
 
+import errno
 import os
 import stat
 import time
@@ -116,12 +117,15 @@ def _lines(folder: StoragePath, bounds: Bounds, notices: list[str]) -> Iterator[
 class Checkpoints:
     """Checkpoints of a job. Manifests that were read before are not read again."""
 
-    def __init__(self, folder: StoragePath, bounds: Bounds) -> None:
-        self._folder, self._bounds = folder / "checkpoints", bounds
-        self._heads = HeadCache(self._folder)
+    def __init__(self, folder: StoragePath, bounds: Bounds, *, follows_links: bool = True) -> None:
+        """`follows_links`: read also what symbolic links in the job's folder lead to."""
+        self._folder, self._bounds, self._follows_links = folder / "checkpoints", bounds, follows_links
+        self._heads = HeadCache(self._folder, follows_links)
 
     def read(self, notices: list[str]) -> list[Head]:
         """Return the committed checkpoints, in the order of the phases, then of the steps."""
+        if not self._follows_links and is_link(self._folder):
+            return []
         number = len(storage_of(self._folder).folders())
         if number > self._bounds.checkpoints:
             notices.append(f"{number:,} checkpoints are more than {self._bounds.checkpoints:,}, and are not shown.")
@@ -137,21 +141,24 @@ class Checkpoints:
 class History:
     """Entries of a job's history. Entries that were read before are not read again: they do not change."""
 
-    def __init__(self, folder: StoragePath, bounds: Bounds) -> None:
-        self._folder, self._bounds = folder / HISTORY, bounds
+    def __init__(self, folder: StoragePath, bounds: Bounds, *, follows_links: bool = True) -> None:
+        """`follows_links`: as for `Checkpoints`."""
+        self._folder, self._bounds, self._follows_links = folder / HISTORY, bounds, follows_links
         self._known: dict[str, HistoryEntry | None] = {}
         """Name of a file -> entry; None: the file makes no sense."""
 
     def read(self, notices: list[str]) -> list[HistoryEntry]:
         """Return the newest entries, oldest first."""
-        paths = storage_of(self._folder).glob("*.json")
+        is_read = self._follows_links or not is_link(self._folder)
+        paths = storage_of(self._folder).glob("*.json") if is_read else []
         most = self._bounds.entries
         if len(paths) > most:
             notices.append(f"Of {len(paths):,} entries of the history, the newest {most:,} are shown.")
         newest = {path.name: path for path in paths[-most:]}
         self._known = {name: entry for name, entry in self._known.items() if name in newest}
         new = [path for name, path in newest.items() if name not in self._known]
-        for path, content in zip(new, _beginnings(new, self._bounds.entry_bytes), strict=True):
+        contents = _beginnings(new, self._bounds.entry_bytes, follows_links=self._follows_links)
+        for path, content in zip(new, contents, strict=True):
             self._known[path.name] = entry_in(content)
         entries = [entry for entry in self._known.values() if entry is not None]
         if unreadable := len(self._known) - len(entries):
@@ -167,22 +174,38 @@ def entry_in(content: bytes) -> HistoryEntry | None:
         return None
 
 
-def _beginnings(paths: Sequence[StoragePath], size: int) -> list[bytes]:
+def _beginnings(paths: Sequence[StoragePath], size: int, *, follows_links: bool) -> list[bytes]:
     """Return the first bytes of each file; all are objects, or all are files."""
     objects = [path for path in paths if isinstance(path, ObjectPath)]
     files = [path for path in paths if isinstance(path, Path)]
-    return [content or b"" for content in read_beginnings(objects, size)] + [beginning_of(path, size) for path in files]
+    return [
+        *(content or b"" for content in read_beginnings(objects, size)),
+        *(beginning_of(path, size, follows_links=follows_links) for path in files),
+    ]
 
 
-def beginning_of(path: Path, size: int) -> bytes:
+def beginning_of(path: Path, size: int, *, follows_links: bool) -> bytes:
     """Return the first bytes of a file; nothing of what is no file, such as a pipe, which nobody may ever write to."""
-    with open_file(path) as file:
+    with open_file(path, follows_links=follows_links) as file:
         return file.read(size) if file is not None else b""
 
 
+def is_link(path: StoragePath) -> bool:
+    """Return whether `path` is a symbolic link."""
+    return isinstance(path, Path) and path.is_symlink()
+
+
 @contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO | None]:
-    """Open a file for reading; None if `path` is no file. Does not wait for the other end of a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_file(path: Path, *, follows_links: bool) -> Iterator[BinaryIO | None]:
+    """Open a file for reading; None if `path` is no file, or a symbolic link that is not followed. Does not wait for
+    the other end of a pipe."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if follows_links or error.errno != errno.ELOOP:
+            raise
+        yield None
+        return
     with open(descriptor, "rb", buffering=0) as file:
         yield file if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

@@ -52,7 +52,12 @@ class Restart:
 
 def times_of(history: Sequence[HistoryEntry]) -> list[HistoryEntry]:
     """Return the entries with a plausible time."""
-    return [entry for entry in history if 0 < entry.time < _LATEST]
+    return [entry for entry in history if is_plausible(entry.time)]
+
+
+def is_plausible(time: float) -> bool:
+    """Return whether a time, in seconds since the epoch, may be one of a training."""
+    return 0 < time < _LATEST
 
 
 def runs_of(history: Sequence[HistoryEntry]) -> list[Run]:

@@ -183,7 +183,7 @@ def _crash_file(folder: Path, local_rank: int) -> Path:
 
 
 def _read_crash(path: Path) -> Crash | None:
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     heads = [line.removeprefix(_HEAD) for line in lines if line.startswith(_HEAD)]
     if not heads:
         return None

@@ -206,7 +206,8 @@ def process_state(pid: int) -> str:
         return _state_of_ps(pid)
     try:
         # The process name comes first, in brackets, and may itself contain brackets: search from the end.
-        found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())
+        stat = (_PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"\) (\S)[^)]*$", stat)
     except (FileNotFoundError, ProcessLookupError):
         return _GONE
     return found[1] if found else ""

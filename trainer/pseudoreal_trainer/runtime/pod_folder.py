@@ -121,7 +121,7 @@ class PodFolder:
         temporary = self.path / f"{name}.tmp"
         # If the volume is full, the content is lost and the training continues.
         with suppress(OSError):
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
             temporary.rename(self.path / name)
 
     def _content(self, name: str) -> bytes | None:

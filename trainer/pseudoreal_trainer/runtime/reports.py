@@ -116,7 +116,7 @@ class Endpoint:
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
         """Send a report on a new connection. Several sets of CA certificates are tried in turn, the last accepted set
         first."""
-        sets = trust_sets((self._learned or "") + self.authority.read_text())
+        sets = trust_sets((self._learned or "") + self.authority.read_text(encoding="utf-8"))
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
         sets.sort(key=lambda trusted: trusted != self._accepted)
@@ -159,8 +159,8 @@ class Endpoint:
                 connection.close()
 
     def _headers(self) -> dict[str, str]:
-        token = self.token.read_text().strip()
-        trusted = authorities_digest(self._learned or self.authority.read_text())
+        token = self.token.read_text(encoding="utf-8").strip()
+        trusted = authorities_digest(self._learned or self.authority.read_text(encoding="utf-8"))
         return {"Authorization": f"Bearer {token}", "Content-Type": "application/json", REPORT_AUTHORITIES: trusted}
 
 

@@ -47,7 +47,7 @@ def termination_message(
 def write_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
     outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
     unfinished = folder / f"{local_rank}.outcome"
-    unfinished.write_text(outcome.to_json())
+    unfinished.write_text(outcome.to_json(), encoding="utf-8")
     # Atomic: a rank that is killed during the write leaves no outcome.
     unfinished.rename(_outcome_file(folder, local_rank))
 
@@ -179,7 +179,7 @@ def write_termination(message: TerminationMessage) -> None:
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():
-        path.write_text(_shortened(message).to_json())
+        path.write_text(_shortened(message).to_json(), encoding="utf-8")
 
 
 def _shortened(message: TerminationMessage) -> TerminationMessage:

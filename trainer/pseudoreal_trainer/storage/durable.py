@@ -14,7 +14,7 @@ _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 def write_atomically(path: Path, text: str) -> None:
     """Write a file atomically: readers of `path` see the old text or the new text."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
+    temporary.write_bytes(text.encode())
     # Content before name: after a crash, the name could otherwise stand for an empty or partly written file.
     sync(temporary)
     temporary.rename(path)

@@ -50,8 +50,8 @@ class FileStorage:
     def create(self, text: str) -> None:
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
         try:
-            with temporary.open("x") as file:
-                file.write(text)
+            with temporary.open("xb") as file:
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())  # content before name, as in `write_atomically`
             rename_new(temporary, self.path)

@@ -143,7 +143,7 @@ class Reporter:
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         truncate_after(self._path, first_step)
-        self._file = self._path.open("a", buffering=1)
+        self._file = self._path.open("a", buffering=1, encoding="utf-8")
         folder = storage_path(config.storage)
         self._persisted = PersistedMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
         self._sinks = open_sinks(config, first_step + 1)

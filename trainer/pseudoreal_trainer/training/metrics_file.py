@@ -117,7 +117,7 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
     Raises FileNotFoundError if there are no metrics.
     """
     if isinstance(folder, Path):
-        with (folder / METRICS_FILE).open() as lines:
+        with (folder / METRICS_FILE).open(encoding="utf-8") as lines:
             yield from (line.rstrip("\n") for line in lines)
         return
     parts = parts_of_metrics(folder)

@@ -64,7 +64,10 @@ class Guard:
 
     def _entrance(self, scope: Scope) -> Response | None:
         """Return the answer to a request with the token in its address."""
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        try:
+            given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        except ValueError:  # more fields: the printed address has one
+            return None
         if scope["path"] != "/" or len(given) != 1 or not self._is_token(given[0]):
             return None
         answer = RedirectResponse("/", 303)

@@ -20,8 +20,8 @@ from pydantic_core import from_json
 
 from pseudoreal_trainer.report.figures import readable
 from pseudoreal_trainer.report.job import jobs_of
-from pseudoreal_trainer.report.reading import beginning_of, entry_in, open_file
-from pseudoreal_trainer.report.restarts import utc
+from pseudoreal_trainer.report.reading import beginning_of, entry_in, is_link, open_file
+from pseudoreal_trainer.report.restarts import is_plausible, utc
 from pseudoreal_trainer.runtime.history import HISTORY, HistoryEntry
 from pseudoreal_trainer.storage.path import StoragePath, is_object
 from pseudoreal_trainer.training.metrics_file import METRICS_FILE
@@ -145,7 +145,7 @@ class _Runs:
                 self._known[folder] = known = _Known(state, row)
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # a file of one job stops no list
             return Row(_id(str(folder)), folder.name, _below(folder, self._folder), "Unreadable", note=str(error))
         return known.row
 
@@ -164,7 +164,10 @@ def _jobs_below(top: Path, notices: list[str]) -> Iterator[Path]:
                 return
             try:
                 with os.scandir(folder) as entries:
-                    names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+                    # A link named like a file of a job makes no job: nothing is read through it.
+                    names = {
+                        entry.name: entry.is_dir(follow_symlinks=False) for entry in entries if not entry.is_symlink()
+                    }
             except OSError as error:
                 if folder == top:
                     notices.append(f"{top} cannot be read: {error.strerror}")
@@ -203,6 +206,8 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
 
 def _newest_entry(folder: Path) -> tuple[str | None, int]:
     """Return the name of the newest entry of the history, and the number of entries."""
+    if is_link(folder / HISTORY):
+        return None, 0
     try:
         names = [name for name in os.listdir(folder / HISTORY) if name.endswith(".json")]
     except (FileNotFoundError, NotADirectoryError):
@@ -254,14 +259,15 @@ def _silence() -> _Life:
 
 def _last_sign(folder: Path, entry: HistoryEntry | None) -> float | None:
     metrics = _state_of(folder / METRICS_FILE)
-    signs = [metrics[2] / 1e9] if metrics else []
-    return max([*signs, *([entry.time] if entry and 0 < entry.time < 4e9 else [])], default=None)
+    signs = [*([metrics[2] / 1e9] if metrics else []), *([entry.time] if entry else [])]
+    # Whoever writes the files sets their times: those of no training are no signs, and some of them are no dates.
+    return max((sign for sign in signs if is_plausible(sign)), default=None)
 
 
 def _last_report(folder: Path) -> ProgressReport | None:
     """Return the newest whole line of the metrics; None: there is none, or it makes no sense."""
     try:
-        with open_file(folder / METRICS_FILE) as file:
+        with open_file(folder / METRICS_FILE, follows_links=False) as file:
             if file is None:
                 return None
             size = os.fstat(file.fileno()).st_size
@@ -282,7 +288,7 @@ def _last_entry(folder: Path) -> HistoryEntry | None:
     if name is None:
         return None
     try:
-        return entry_in(beginning_of(folder / HISTORY / name, _ENTRY_BYTES))
+        return entry_in(beginning_of(folder / HISTORY / name, _ENTRY_BYTES, follows_links=False))
     except FileNotFoundError:
         return None
 
@@ -290,7 +296,7 @@ def _last_entry(folder: Path) -> HistoryEntry | None:
 def _record(folder: Path) -> JsonValue:
     """Return the record of a local run; None: there is none, as in the folder of a job on a cluster."""
     try:
-        record: JsonValue = from_json(beginning_of(folder / _RECORD, _RECORD_BYTES))
+        record: JsonValue = from_json(beginning_of(folder / _RECORD, _RECORD_BYTES, follows_links=False))
     except (FileNotFoundError, ValueError):
         return None
     return record
@@ -327,8 +333,9 @@ class _FollowedRun:
 
     def read(self) -> JobView | None:
         begin = time.monotonic()
-        files = self._files.read()
         life = self._life()
+        # Last of what may fail: it returns news only once.
+        files = self._files.read()
         before = self._before
         if files is not None:
             job = jobs_of([files])[0]

@@ -37,8 +37,11 @@ class FollowedFolder:
     def __init__(self, folder: StoragePath, bounds: Bounds = USUAL_BOUNDS, refresh_bytes: int = REFRESH_BYTES) -> None:
         self._folder, self._bounds = folder, bounds
         self._metrics = _metrics_of(folder, refresh_bytes)
-        self._checkpoints, self._history = Checkpoints(folder, bounds), History(folder, bounds)
+        self._checkpoints = Checkpoints(folder, bounds, follows_links=False)
+        self._history = History(folder, bounds, follows_links=False)
         self._before: object = None
+        self._has_failed = False
+        """Whether the last read raised. The next one returns also what the failed one took of the metrics."""
 
     @property
     def is_behind(self) -> bool:
@@ -48,11 +51,13 @@ class FollowedFolder:
     def read(self) -> JobFiles | None:
         """Return what the folder says now; None if nothing has changed. Raises TrainingError if it cannot be read."""
         notices: list[str] = []
+        had_failed, self._has_failed = self._has_failed, True
         try:
-            is_new = self._metrics.read(self._bounds.metrics_bytes)
+            is_new = self._metrics.read(self._bounds.metrics_bytes) or had_failed
             checkpoints, history = self._checkpoints.read(notices), self._history.read(notices)
         except OSError as error:
             raise cannot_be_read(self._folder, error) from error
+        self._has_failed = False
         notices += self._metrics.notices(self._bounds.metrics_bytes)
         # A comparison of two lists is quick: what was read before is the same object.
         state = (checkpoints, history, notices)
@@ -98,7 +103,7 @@ class _MetricsFile:
 
     def read(self, most: int) -> bool:
         try:
-            with open_file(self._path) as file:
+            with open_file(self._path, follows_links=False) as file:
                 return file is not None and self._read(file.fileno(), most)
         except FileNotFoundError:
             was_there, self._is_there = self._is_there, False

@@ -17,7 +17,7 @@ from pseudoreal_api.resolved.layers import experts_of_layers
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import Target, delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
@@ -288,6 +288,32 @@ def test_delink_can_be_repeated_and_repairs_its_own_checkpoint(
     manifest.write_bytes(b"broken")
     assert delink(delink_of(1)) == first
     newest(CheckpointStore(tmp_path / "work", UID), "real")
+
+
+def test_delink_is_refused_if_the_newest_end_of_a_prolonged_phase_is_corrupt(
+    job_body: dict[str, Any], tmp_path: Path, config: Any, delink_of: Callable[..., Any], train: Any
+) -> None:
+    """The older end has less training: without a word, the phase after it would start from there."""
+    job_body["spec"]["optimizer"]["schedule"] = "Constant"
+    train(config(0))
+    job_body["spec"]["phases"][0]["until"]["step"] = 8
+    train(config(0, execution=2))
+    checkpoints = tmp_path / "work" / "checkpoints"
+    before = {path.name for path in checkpoints.iterdir()}
+    assert {"pseudo-00000006", "pseudo-00000008"} <= before
+    file = checkpoints / "pseudo-00000008" / "weights-00000.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    says = (
+        rf"^pseudo-00000008, the newest end of phase pseudo in {checkpoints}, is corrupt: {file} has the SHA-256 .*;"
+        r" restore it, or delete it to go on from pseudo-00000006, the end before it$"
+    )
+    into_real = delink_of(1).model_copy(update={"execution": 2})
+    with pytest.raises(CorruptCheckpoint, match=says):
+        delink(into_real)
+    assert {path.name for path in checkpoints.iterdir()} == before, "nothing was committed"
+    file.write_bytes(content)
+    assert delink(into_real).checkpoint == "real-00000008"
 
 
 def test_an_unfinished_phase_is_not_delinked(config: Any, delink_of: Any, train: Any) -> None:

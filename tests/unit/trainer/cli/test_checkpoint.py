@@ -10,6 +10,8 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.plan.units import KINDS
 
+from tests.unit.trainer.checkpoint.support.by_hand import committed
+
 UID = "11111111-2222"
 
 
@@ -120,6 +122,25 @@ def test_prune_dry_run_names_the_checkpoints_that_prune_removes(work: Path) -> N
     assert Path(_checkpoint(work, "pseudo-00000002")).exists()
     assert _invoke(*arguments).stdout == "removed pseudo-00000002\n"
     assert [m.step for m in CheckpointStore(work, UID).committed()] == [4, 6]
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["", "dry"])
+def test_prune_of_a_folder_with_two_jobs_says_what_to_do(dry: list[str], tmp_path: Path) -> None:
+    for step, uid in enumerate(("u1", "u2", "u1", "u2", "u1"), 1):
+        committed(CheckpointStore(tmp_path, None), step, uid=uid)
+    before = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    ended = _invoke("prune", str(tmp_path), "--keep-last", "1", *dry)
+    assert (ended.exit_code, ended.stdout) == (78, "")
+    assert ended.stderr == (
+        f"{tmp_path / 'checkpoints'} has checkpoints of 2 jobs: tiny (uid u1), tiny (uid u2); nothing is removed; move"
+        " those of each job into a work directory of its own, and prune that\n"
+    )
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == before
+
+
+def test_prune_of_a_folder_without_checkpoints_removes_nothing(tmp_path: Path) -> None:
+    ended = _invoke("prune", str(tmp_path), "--keep-last", "1")
+    assert (ended.exit_code, ended.output) == (0, "")
 
 
 def test_a_folder_without_a_manifest_is_a_usage_error(tmp_path: Path) -> None:

@@ -151,6 +151,9 @@ def test_a_family_is_exported_as_itself(name: str, job_body: Any, config: Any, t
     config_json = json.loads((tmp_path / "exported" / "config.json").read_text())
     scaling = SCALINGS.get(name) and SCALINGS[name] | {"original_max_position_embeddings": 16}
     assert config_json.get("rope_scaling") == scaling
+    if scaling and scaling["rope_type"] == "yarn":
+        ratio = config_json["max_position_embeddings"] / scaling["original_max_position_embeddings"]
+        assert ratio == scaling["factor"], "version 4 takes the ratio as the factor, whatever rope_scaling says"
 
 
 def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:

@@ -132,6 +132,34 @@ def test_an_older_config_means_the_same(job_body: Any, config: Any, tmp_path: Pa
     assert found["rope_parameters"] == wanted["rope_scaling"] | {"rope_theta": wanted["rope_theta"]}
 
 
+@pytest.mark.parametrize("original", [{}, {"original_max_position_embeddings": LENGTH}], ids=["implied", "named"])
+def test_export_of_imported_yarn_weights_keeps_the_number_of_positions(
+    original: dict[str, int], job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    """Sequences are longer than max_position_embeddings, from which transformers computes the frequencies: version 5
+    takes it as the original length if none is named, version 4 divides it by the original length."""
+    from transformers import AutoModelForCausalLM
+
+    def older(content: dict[str, Any]) -> None:
+        rope = content.pop("rope_parameters")
+        content |= {"rope_theta": rope["rope_theta"], "max_position_embeddings": LENGTH}
+        content["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, **original}
+
+    family, source = FAMILIES["Qwen3"], tmp_path / "theirs"
+    family.saved(source)
+    edit(source / CONFIG, older)
+    begin_with(source, family, job_body)
+    job_body["spec"]["model"]["sequenceLength"] = 4 * LENGTH
+    output = _exported(begin(config(0)), tmp_path / "back", "--dtype", "bfloat16")
+    found = json.loads((output / CONFIG).read_text())
+    assert (found["max_position_embeddings"], found["rope_scaling"].keys()) == (
+        LENGTH,
+        {"rope_type", "factor", *original},
+    )
+    theirs, again = (AutoModelForCausalLM.from_pretrained(folder).eval() for folder in (source, output))  # type: ignore[no-untyped-call]
+    assert torch.equal(_logits(again), _logits(theirs))
+
+
 def test_a_head_that_was_saved_beside_a_tied_embedding(job_body: Any, config: Any, tmp_path: Path) -> None:
     """Some publishers store the matrix twice; both copies must be equal."""
     from safetensors.torch import load_file, save_file

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.report.reading import Bounds, read_job_files
 from pseudoreal_trainer.training import metrics_file
 
+from tests.unit.trainer.checkpoint.support.by_hand import committed
 from tests.unit.trainer.report.support.jobs import entry, line, started, write_folder
 
 
@@ -44,6 +46,16 @@ def test_only_the_newest_entries_of_a_history_are_read(tmp_path: Path, config: A
         "Of 51 entries of the history, the newest 10 are shown.",
         "1 entries of the history make no sense, and are left out.",
     ]
+
+
+def test_links_in_the_folder_that_the_user_names_are_followed(tmp_path: Path, config: Any) -> None:
+    write_folder(tmp_path / "disk", [line(1), line(2)], [started(config(0), 0)])
+    committed(CheckpointStore(tmp_path / "disk", "u1"), 1)
+    (tmp_path / "job").mkdir()
+    for name in ("metrics.jsonl", "history", "checkpoints"):
+        (tmp_path / "job" / name).symlink_to(tmp_path / "disk" / name)
+    found = read_job_files(tmp_path / "job")
+    assert (len(found.steps), len(found.history), len(found.checkpoints)) == (2, 1, 1)
 
 
 def test_too_many_checkpoints_are_named_and_not_read(tmp_path: Path, config: Any) -> None:

@@ -1,6 +1,7 @@
 """Files that are truncated, fail or exist already, on file systems with missing features."""
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -66,6 +67,38 @@ def test_a_header_that_is_nested_too_deep_is_an_error_with_the_files_name(tmp_pa
     (tmp_path / "deep.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match=r"deep\.safetensors is not a safetensors file: its header"):
         TensorFile(tmp_path / "deep.safetensors")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"data_offsets": ["0", "8"]},
+        {"data_offsets": [0.0, 8.0]},
+        {"data_offsets": [0.5, 8]},
+        {"data_offsets": [False, 8]},
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [None, 8]},
+        {"data_offsets": "08"},
+        {"data_offsets": [0, 1e400]},
+        {"shape": ["2"]},
+        {"shape": "2"},
+        {"shape": [2.0]},
+        {"shape": [2, True]},
+        {"shape": [-1, -2]},
+    ],
+    ids=str,
+)
+def test_sizes_and_offsets_that_are_no_whole_numbers_are_an_error_with_the_tensors_name(
+    entry: dict[str, Any], tmp_path: Path
+) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}).encode()
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    file, out = TensorFile(path), np.empty(2, np.float32)
+    says = r"^odd\.safetensors has a header without sense, of a: sizes and offsets must be whole numbers$"
+    for read in (lambda: file.form("a"), lambda: file.read_into("a", 0, out)):
+        with pytest.raises(ValueError, match=says):
+            read()
 
 
 def test_a_checkpoint_that_is_cut_while_it_is_loaded_names_its_file(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.ui import folders as folders_module
 from pseudoreal_trainer.ui.folders import LocalRuns
+from pseudoreal_trainer.ui.following import FollowedFolder
 from pseudoreal_trainer.ui.view import JobView, Row
 
+from tests.unit.trainer.checkpoint.support.by_hand import committed
 from tests.unit.trainer.report.support.jobs import entry, line, started, write_folder
 
 
@@ -97,6 +101,55 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert rows(tmp_path / "runs") == {}
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "metrics.jsonl",
+        "history",
+        f"history/{0:020d}.json",
+        "job.json",
+        "checkpoints",
+        "checkpoints/pseudo-00000001",
+        "checkpoints/pseudo-00000001/manifest.json",
+    ],
+)
+def test_file_of_a_job_that_is_a_link_counts_as_none(
+    place: str, tmp_path: Path, config: Callable[..., PhaseConfig]
+) -> None:
+    """Whoever may write below the folder would decide which files of the user are read."""
+    for folder, name, step in (("runs/run", "laptop", 1), ("elsewhere", "secret", 7)):
+        write_folder(tmp_path / folder, [line(step)], [now(started(config(0), 0, pod=name))])
+        write_record(tmp_path / folder, name)
+        committed(CheckpointStore(tmp_path / folder, name), 1, uid=name)
+    file = tmp_path / "runs" / "run" / place
+    before = shown(tmp_path / "runs" / "run")
+    if file.is_dir():
+        shutil.rmtree(file)
+    else:
+        file.unlink()
+    without = shown(tmp_path / "runs" / "run")
+    assert without != before, "the file is shown"
+    file.symlink_to(tmp_path / "elsewhere" / place)
+    assert shown(tmp_path / "runs" / "run") == without
+
+
+def shown(folder: Path) -> tuple[object, ...]:
+    """Return what the list and the page of a job say."""
+    (row,) = rows(folder.parent).values()
+    files = FollowedFolder(folder).read()
+    assert files is not None
+    pods, jobs = [each.pod for each in files.history], [head.job.name + head.job.uid for head in files.checkpoints]
+    return row.name, row.state, row.progress, [*files.steps.step], pods, jobs
+
+
+def test_folder_with_nothing_but_links_is_no_job(tmp_path: Path, config: Callable[..., PhaseConfig]) -> None:
+    write_folder(tmp_path / "elsewhere", [line(1)], [started(config(0), 0)])
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    for name in ("metrics.jsonl", "history"):
+        (tmp_path / "runs" / "run" / name).symlink_to(tmp_path / "elsewhere" / name)
+    assert rows(tmp_path / "runs") == {}
+
+
 def test_searches_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         write_folder(tmp_path / f"{number:02}", [line(1)])
@@ -122,6 +175,65 @@ def test_files_that_make_no_sense_stop_no_list(tmp_path: Path) -> None:
     found = rows(tmp_path)
     assert {*found} == {"good", "bad", "pipes"}
     assert (found["bad"].name, found["bad"].state) == ("bad", "Unknown")
+
+
+@pytest.mark.parametrize("seconds", [-5e9, -1, 5e9, 3e11, 9e18], ids=str)
+def test_time_of_metrics_outside_of_all_trainings_is_no_sign(
+    seconds: float, tmp_path: Path, config: Callable[..., PhaseConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems keep times after the year 9999, which are no dates of Python."""
+    for name in ("run", "other"):
+        write_folder(tmp_path / name, [line(1)], [started(config(0), 0)])
+    real = folders_module._state_of
+
+    def state_of(path: Path) -> tuple[int, int, int] | None:
+        return (1, 1, int(seconds * 1e9)) if path.name == "metrics.jsonl" and path.parent.name == "run" else real(path)
+
+    monkeypatch.setattr(folders_module, "_state_of", state_of)
+    found = rows(tmp_path)
+    assert {*found} == {"run", "other"}
+    assert (found["run"].since, found["run"].state) == ("2026-05-28 20:26:40", "Silent"), "the time of the history"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OverflowError("x"), OSError("x")], ids=repr)
+def test_row_that_cannot_be_made_stops_no_list(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "bad"):
+        write_folder(tmp_path / name, [line(1)])
+    real = folders_module._row_of
+
+    def row_of(folder: Path, top: Path) -> Row:
+        if folder.name == "bad":
+            raise error
+        return real(folder, top)
+
+    monkeypatch.setattr(folders_module, "_row_of", row_of)
+    found = rows(tmp_path)
+    assert {place: row.state for place, row in found.items()} == {"good": "Unknown", "bad": "Unreadable"}
+    assert found["bad"].note == "x"
+
+
+def test_page_of_a_job_appears_after_a_first_read_that_failed(
+    tmp_path: Path, config: Callable[..., PhaseConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "run", [line(1)], [now(started(config(0), 0))])
+    source = LocalRuns(tmp_path)
+    source.listing().read()
+    feed = source.job(rows(tmp_path)["run"].id)
+    assert feed is not None
+
+    def fails(_: Path) -> None:
+        raise PermissionError("denied")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(folders_module, "_last_entry", fails)
+        with pytest.raises(PermissionError, match="denied"):
+            feed.read()
+    view = feed.read()
+    assert view is not None
+    assert (view.state, [*view.job.steps.step]) == ("Training", [1])
+    assert feed.read() is None
 
 
 def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path) -> None:

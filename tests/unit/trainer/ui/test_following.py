@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.report.reading import Bounds, read_job_files
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.report.reading import Bounds, History, read_job_files
 from pseudoreal_trainer.report.steps import Steps
 from pseudoreal_trainer.training.metrics_file import truncate_after
 from pseudoreal_trainer.ui.following import FollowedFolder
@@ -155,6 +156,26 @@ def test_a_new_entry_of_the_history_is_news_and_old_ones_are_read_once(
     assert second is not None
     assert [each.message for each in second.history] == ["", "rank 1 died"]
     assert second.history[0] is first.history[0]
+
+
+def test_lines_that_a_failed_read_took_are_news_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path, [line(1)])
+    followed = FollowedFolder(tmp_path)
+    newest(followed)
+    appended(tmp_path, line(2))
+
+    def fails(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(History, "read", fails)
+        for _ in range(2):
+            with pytest.raises(TrainingError, match="cannot be read"):
+                followed.read()
+    assert [*newest(followed).step] == [1, 2]
+    assert followed.read() is None
 
 
 def test_metrics_that_are_removed_start_over(tmp_path: Path) -> None:

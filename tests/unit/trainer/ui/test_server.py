@@ -63,6 +63,14 @@ def test_the_token_opens_the_list_once_and_then_stays_out_of_the_address(live: L
     assert live.ask(f"/?token={live.token[:-1]}").status == 403
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_address_with_many_fields_is_refused_like_any_other(live: Live, path: str) -> None:
+    for fields in ("&a=1" * 30, "&" * 30, f"&token={live.token}" * 30):
+        answer = live.ask(f"{path}?token={live.token}{fields}")
+        assert (answer.status, "The token is missing or wrong" in answer.read().decode()) == (403, True)
+    assert live.ask("/?" + "a=1&" * 30, **live.cookie).status == 200
+
+
 def test_the_token_of_another_program_is_none(live: Live) -> None:
     with served(source_of(rows_of(1))) as other:
         assert other.token != live.token

@@ -19,14 +19,17 @@ def sampled_texts(inputs: Sequence[Input], field: str, most_bytes: int, tick: Ca
     with the bytes so far. Raises InvalidJobError for an input that is not text."""
     size, taken = max(1, sum(each.size for each in inputs)), 0
     for each in inputs:
-        end = taken + max(1, most_bytes * each.size // size)
+        left = max(1, most_bytes * each.size // size)
         for text in _texts(each, field):
-            part = text[: end - taken]
-            if not part:
-                break
-            yield part
-            taken += len(part.encode(errors="replace"))
+            content = text.encode(errors="replace")[:left]
+            # A character that the cut divides is left out.
+            if part := content.decode(errors="ignore"):
+                yield part
+            left -= len(content)
+            taken += len(content)
             tick(taken)
+            if not left:
+                break
 
 
 def _texts(source: Input, field: str) -> Iterator[str]:

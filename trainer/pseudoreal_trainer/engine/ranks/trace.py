@@ -66,7 +66,7 @@ class Trace:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
             content = {"traceEvents": [name, *list(self.events)], "displayTimeUnit": "ms"}
-            (self._folder / f"rank-{self.rank:04d}.trace.json").write_text(json.dumps(content))
+            (self._folder / f"rank-{self.rank:04d}.trace.json").write_text(json.dumps(content), encoding="utf-8")
             self.is_recording = False
 
     @contextmanager

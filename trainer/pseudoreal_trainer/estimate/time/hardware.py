@@ -96,7 +96,7 @@ class HardwareProfile(_Model):
 def read_profile(path: Path) -> HardwareProfile:
     """Return the profile at `path`. Raises ValueError if the file cannot be read or is not a profile."""
     try:
-        return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
+        return HardwareProfile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
