@@ -55,6 +55,7 @@ def test_plan_json_has_its_stable_keys(job: dict[str, Any], file: Path) -> None:
             "replicas",
             "pipeline",
             "experts",
+            "context",
         }
         assert phase["step_seconds"] is None
         assert phase["fits"]
