@@ -183,11 +183,12 @@ def _more_memory(records: Sequence[Record]) -> list[str]:
 def _machine(found: Results) -> str:
     machine = found.machine
     tiny = " **Tiny models: this tried the program and measured nothing.**" if found.is_tiny else ""
+    has_disk_rows = any(record.case.home == "Disk" and record.measured for record in found.records)
+    disk = f" In rows with the home `Disk`, the state was in a folder on {found.disk}." if has_disk_rows else ""
     return (
         f"The benchmark used one {machine.device} with driver {machine.driver}, torch {machine.versions['torch']},"
-        f" {machine.cores} cores and {machine.memory_gib:.0f} GiB of memory. In rows with the home `Disk`, the state"
-        f" was in a folder on {found.disk}. The benchmark ran at commit {machine.commit[:12]} on {machine.date[:10]},"
-        f" for {found.seconds:.0f} s.{tiny}"
+        f" {machine.cores} cores and {machine.memory_gib:.0f} GiB of memory.{disk} The benchmark ran at commit"
+        f" {machine.commit[:12]} on {machine.date[:10]}, for {found.seconds:.0f} s.{tiny}"
     )
 
 

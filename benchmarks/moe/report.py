@@ -17,8 +17,8 @@ lowest and the highest loss of a seed in brackets. *Dense* is a model without ex
 any k experts for a token. With *k prototypes* (M6-T), the experts are divided into k groups, and the router chooses one
 expert of each group. In all models, the feed-forward matrices that one token passes through have the same total size.
 In models with experts, all experts together have eight times this size. *Time of a step* is the median over the steps
-of the last phase, divided by this median in the first row of the table. Losses of models this small, trained on so few
-tokens, do not predict the losses of large models."""
+of the last phase, averaged over the seeds, divided by the same value of the first row of the table. Losses of models
+this small, trained on so few tokens, do not predict the losses of large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:

@@ -98,11 +98,11 @@ two reasons:
 On a busy machine, a write of a PseudoRealJob's status took 29 ms of the API server's processor time (median of three
 rounds of 30 writes). With only some of the rules, this write took less time: 19 ms with only the rules on changes, 19
 ms with only the rules on values, 13 ms with only the rules that do not look into the phases, and 11 ms without rules. A
-read took 2 ms. In all, a job of one phase takes 225 ms of the processor time of etcd, API server and controller
-manager. This time includes four writes of the status, in which rules take 70 ms together. So with cheaper rules alone,
-pseudoreal would not reach the aim for jobs a second. These figures were measured before the rules became [a
-policy](../decisions/0035-rules-are-a-policy.md). Now a write of a status takes 1.03 times as much processor time as it
-would take without rules.
+read of a PseudoRealJob took 2 ms of the API server's processor time. In all, a job of one phase takes 225 ms of the
+processor time of etcd, API server and controller manager. This time includes four writes of the status, in which rules
+take 70 ms together. So with cheaper rules alone, pseudoreal would not reach the aim for jobs a second. These figures
+were measured before the rules became [a policy](../decisions/0035-rules-are-a-policy.md). Now a write of a status takes
+1.03 times as much processor time as it would take without rules.
 
 **Passes.** A change of pseudoreal's operator reduced the number of passes. Since the change, an event that repeats a
 state that the operator already knows causes no pass. The effect of the change was measured with 60 jobs of 2 pods, in

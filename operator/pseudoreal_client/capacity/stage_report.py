@@ -104,7 +104,10 @@ class StageReport:
         room, wanted = self.fit.room_now, self.pods.count
         if self.fit.fits_ever:
             where = " on one node, where a claim keeps them," if self.pods.is_on_one_node else ""
-            yield f"there is room for {room} of {wanted} pods{where} now; the others wait until pods of others end"
+            yield (
+                f"there is room for {room} of {wanted} pods{where} now; the other pods wait until pods of other jobs"
+                " end"
+            )
             return
         too_large = [*self._too_large()]
         yield from too_large

@@ -93,7 +93,7 @@ def show_course(console: Console, courses: Sequence[PhaseDuration], days: float 
 
 
 def _memory_table(report: PhaseReport) -> Table:
-    names = ("device", "device, peak", "host", "pinned of it", "disk")
+    names = ("device", "device, peak", "host", "host, pinned", "disk")
     table = Table("pipeline rank", "parameters", *names, title="bytes of a rank")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -59,5 +59,8 @@ def _with_remedy(folder: Path, error: Exception) -> Exception:
     try:
         folder.rmdir()
     except OSError:
-        return TrainingError(f"{error}; {folder} is not whole: remove it, and export again")
+        return TrainingError(
+            f"{error}; this error stopped the export, so the files in {folder} are incomplete: remove this folder, and"
+            " export again"
+        )
     return error

@@ -97,7 +97,10 @@ def _facts(model_type: str, entries: ConfigEntries) -> Facts:
     facts |= _feed_forward(entries, kind, layers)
     for name, value in _FIXED.items():
         if (found := entries.get(name, value)) != value:
-            raise UnfitWeights(f"config.json has {name} {found}; the only one that is computed is {value}")
+            raise UnfitWeights(
+                f"config.json has {name} {found}, but pseudoreal computes only models with {name} {value}; start from"
+                f" weights with {name} {value}"
+            )
     if unknown := [name for name in entries.unread() if name not in _SAYS_NOTHING]:
         raise UnfitWeights(
             f"config.json has the entries {', '.join(unknown)}, which a {model_type} is not known to have; they may"

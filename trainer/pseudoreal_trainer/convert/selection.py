@@ -48,7 +48,10 @@ def layers_of_blocks(origins: BlockOrigins, published: Model, model: Model, shar
 def _remedy(origins: BlockOrigins) -> str:
     if adds_layers(origins):
         return "change spec.checkpoint.startFrom.blocks.type or spec.model.experts.denseLayers"
-    return "name layers of its kind in spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+    return (
+        "set spec.checkpoint.startFrom.blocks.type to Listed, and list in blocks.layers only layers of the same kind"
+        " (dense, or with experts) as the layers of the job that start from them"
+    )
 
 
 def _with_experts(
@@ -68,7 +71,8 @@ def _with_experts(
         dense = [layer for layer in layers if not published.has_experts(layer)]
         if is_used and dense and origins.type != "Average":
             raise UnfitWeights(
-                f"experts {number} would begin as those of layer {dense[0]}, which is dense; {_remedy(origins)}"
+                f"set {number} of the shared experts would start as the experts of layer {dense[0]}, but this layer is"
+                f" dense, so it has no experts; {_remedy(origins)}"
             )
     return tuple(tuple(filter(published.has_experts, layers)) for layers in found)
 

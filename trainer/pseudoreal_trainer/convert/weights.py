@@ -114,8 +114,9 @@ class Weights:
             log.warning(
                 "layers_averaged",
                 blocks=[[*layers] for layers in self.blocks],
-                why="heads and neurons of layers that were trained apart are in another order each, so that a mean of"
-                " them is no model; measure the first loss beside that of type Evenly",
+                why="layers that were not trained from a common block have their attention heads and neurons in"
+                " different orders, so the mean of such layers is not a useful layer; compare the first validation loss"
+                " with the one of spec.checkpoint.startFrom.blocks.type Evenly, and keep the type with the lower loss",
             )
 
     def _warn_of_length(self) -> None:
@@ -127,10 +128,10 @@ class Weights:
                 "sequences_longer_than_trained",
                 sequence_length=self.sequence_length,
                 trained_length=trained,
-                why="config.json says that the weights were trained on shorter sequences: rotary positions behind them"
-                " are angles that they have never seen, so that losses there begin high; lower"
-                " spec.model.sequenceLength, or scale the positions, in config.json and in"
-                " spec.model.attention.rotary.scaling alike",
+                why="config.json says that the weights were trained on sequences of at most trained_length tokens, so"
+                " losses at later rotary positions are high at first; lower spec.model.sequenceLength to"
+                " trained_length, or scale the rotary positions by the same values in config.json and in"
+                " spec.model.attention.rotary.scaling",
             )
 
     def check_names(self) -> None:

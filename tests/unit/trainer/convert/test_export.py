@@ -283,7 +283,7 @@ def test_an_export_that_fails_says_what_to_do_with_its_folder(
     ended = CliRunner().invoke(main, export)
     assert ended.exit_code == 78
     assert "No space left on device" in ended.stderr
-    assert f"{tmp_path / 'exported'} is not whole: remove it, and export again" in ended.stderr
+    assert f"the files in {tmp_path / 'exported'} are incomplete: remove this folder, and export again" in ended.stderr
 
 
 def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "another activation": (
         CONFIG,
         _set(hidden_act="gelu"),
-        "hidden_act gelu; the only one that is computed is silu",
+        "config.json has hidden_act gelu, but pseudoreal computes only models with hidden_act silu",
     ),
     "a length that is none": (
         CONFIG,

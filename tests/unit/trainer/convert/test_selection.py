@@ -188,7 +188,8 @@ def test_experts_do_not_begin_as_a_dense_layer(job_body: Any, config: Any, tmp_p
     family.saved(tmp_path / "theirs")
     begin_with(tmp_path / "theirs", family, job_body, blocks={"type": "Listed", "layers": [0, 0]})
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2, "parts": ["Experts"]}
-    with pytest.raises(InvalidJobError, match="experts 1 would begin as those of layer 0, which is dense"):
+    says = "set 1 of the shared experts would start as the experts of layer 0, but this layer is dense"
+    with pytest.raises(InvalidJobError, match=says):
         begin(config(0))
 
 
