@@ -111,7 +111,7 @@ class _Layouts:
         impossible."""
         ranks, batch, wanted = workers * self.processes, self.phase.batch, self.phase.parallelism
         if wanted.layout == "Auto":
-            fits = has_some_layout(ranks, layers_of(self.spec, self.phase), batch.sequences)
+            fits = has_some_layout(self.spec, self.phase, ranks)
             return self._least(ranks, batch.sequences, 1) if fits else None
         pipeline = ranks if wanted.pipeline == "AllRanks" else wanted.pipeline
         data = ranks // pipeline

@@ -1,7 +1,7 @@
 """Resolves a job's spec into the configuration of each phase, with checks beyond the schema. Pure."""
 
 from dataclasses import dataclass
-from math import ceil, isqrt
+from math import ceil, gcd, isqrt
 from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
@@ -374,7 +374,7 @@ def state_sharding(spec: PseudoRealJobSpec, phase: Phase, ranks: RankCounts) -> 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:
     """Raise UnresolvableJob if there is no layout to choose from."""
     layers = layers_of(spec, phase)
-    if not has_some_layout(ranks, layers, phase.batch.sequences):
+    if not has_some_layout(spec, phase, ranks):
         pipeline = max(number for number in range(1, layers + 1) if ranks % number == 0)
         raise UnresolvableJob(
             f"{where}.parallelism.layout Auto: {ranks} ranks are at least {ranks // pipeline} data-parallel ranks for"
@@ -383,7 +383,25 @@ def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where:
         )
 
 
-def has_some_layout(ranks: int, layers: int, sequences: int) -> bool:
+def has_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int) -> bool:
+    """Return whether `ranks` ranks can be laid out: some number of pipeline ranks leaves each data-parallel rank a
+    sequence, or a part of one."""
+    length, top_k = spec.model.sequence_length, spec.model.top_k
+    counts_sequences = spec.model.experts is not None and (
+        top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
+    )
+    # A number of context ranks divides the ranks, and twice the number divides the length.
+    context = [1] if counts_sequences or length % 2 else _divisors(gcd(ranks, length // 2))
+    layers, sequences = layers_of(spec, phase), phase.batch.sequences
+    return any(_has_some_pipeline(ranks // number, layers, sequences) for number in context)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return [*small, *(number // divisor for divisor in small)]
+
+
+def _has_some_pipeline(ranks: int, layers: int, sequences: int) -> bool:
     """Return whether some number of pipeline ranks, at most `layers`, leaves no more data-parallel ranks than
     sequences.
 

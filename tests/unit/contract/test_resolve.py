@@ -104,15 +104,19 @@ def test_a_layout_that_is_chosen_later_is_left_open() -> None:
     assert (found.parallelism.layout, found.parallelism.hardware) == ("Auto", "/profiles/hardware.yaml")
 
 
-@pytest.mark.parametrize(("workers", "fits"), [(16, True), (64, True), (80, False)])
-def test_a_layout_is_chosen_only_where_there_is_one(workers: int, fits: bool) -> None:
-    """8 layers and 8 sequences occupy at most 64 ranks."""
+@pytest.mark.parametrize(
+    ("workers", "length", "fits"), [(16, 32, True), (64, 31, True), (80, 31, False), (80, 32, True), (67, 32, False)]
+)
+def test_a_layout_is_chosen_only_where_there_is_one(workers: int, length: int, fits: bool) -> None:
+    """8 layers and 8 sequences occupy at most 64 ranks, or 128 if each sequence is cut over two ranks. A sequence of 31
+    tokens cannot be cut, and 67 ranks have no divisor."""
     shape = {"spec__phases__1__workers": workers, "spec__phases__1__batch": {"sequences": 8}}
+    shape["spec__model__sequenceLength"] = length
     spec = check_job(good_job(spec__phases__1__parallelism={"layout": "Auto"}, **shape)).spec
     if fits:
         check_resolvable(spec)
         return
-    with pytest.raises(UnresolvableJob, match="80 ranks are at least 10 data-parallel ranks"):
+    with pytest.raises(UnresolvableJob, match=f"{workers} ranks are at least .* data-parallel ranks"):
         check_resolvable(spec)
 
 

@@ -42,7 +42,11 @@ def test_every_text_file_is_opened_with_its_encoding() -> None:
 def without_encoding(file: Path) -> Iterator[int]:
     """Yield the lines of calls that open a file as text and name no encoding."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and opens_text(node) and not any(each.arg == "encoding" for each in node.keywords):
+        if (
+            isinstance(node, ast.Call)
+            and opens_text(node)
+            and not any(each.arg == "encoding" for each in node.keywords)
+        ):
             yield node.lineno
 
 

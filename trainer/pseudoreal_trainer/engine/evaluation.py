@@ -9,6 +9,7 @@ earlier tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -90,16 +91,19 @@ def _next_tokens(
     at_once: int,
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
-    groups = engine.groups
+    groups, shared = engine.groups, engine.groups.layout.mesh.sequence_groups
     # Do not pad with the end-of-document token: each one would start a document, and attention is called once per
     # document.
     padding = 1 if engine.blueprint.end_of_document == 0 else 0
-    drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
-    for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):
+    # One rank knows the logits of a text: the rank of the head that has the text's last token. With context ranks,
+    # another rank has the next token. So all ranks draw, each with the generators of all texts.
+    rows = torch.zeros(
+        len(texts), engine.blueprint.model.vocabulary_size, dtype=engine.blueprint.master, device=groups.device
+    )
+    for own in assign_sequences(len(texts), shared, groups.sequence_group, at_once):
         contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
-                drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
-    # Each entry is zero on all ranks but one: the sum gives all ranks the drawn tokens.
-    tokens: list[int] = groups.ranks.sum_(drawn).tolist()
-    return tokens
+                rows[own[m].index] = logits
+    # Each row is zero on all ranks but one, so the order of this reduction cannot matter.
+    return [draw(*each) for each in zip(groups.ranks.sum_(rows), repeat(sampling), generators, strict=False)]

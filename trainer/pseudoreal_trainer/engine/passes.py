@@ -84,7 +84,7 @@ class PlanRun:
     """Arguments of the training step; None: evaluation, which has forward passes only."""
     reads: Sequence[int] | None = None
     """Entry m: index of the token in micro-batch m after which the logits are computed; each micro-batch has one
-    sequence, which is not cut over context ranks. None: losses are computed."""
+    sequence. None: losses are computed."""
     probe: SimilarityProbe | None = None
     """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class PlanRun:
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> loss sums over its tokens; on the head's rank only."""
     logits: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> requested logits, [V]; on the head's rank only."""
+    """Micro-batch -> requested logits, [V]; only on the head's rank with the token that they follow."""
     reduced: dict[int, Future[None]] = field(default_factory=dict)
     """Unit -> its reduction; the future completes once the sum of the unit's gradient is in the unit's home."""
     agreement: Future[Agreement] | None = None
@@ -225,8 +225,8 @@ class Passes:
         hidden, head = run.inputs.pop((self.layout.head, m)), self.modules.head  # [B, T, H]
         if run.reads is None:
             run.losses[m] = Losses(self.loss.cross_entropy(head, hidden, self._targets(run, m)), None)
-        else:
-            run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
+        elif (index := self._index_of(run, m, run.reads[m])) is not None:
+            run.logits[m] = self.loss.logits(head, hidden[:, index])[0]
 
     def _layer_backward(self, run: PlanRun, position: int, m: int) -> None:
         if (layer := self._in_chunks(run, position, m)) is not None:
@@ -378,9 +378,14 @@ class Passes:
 
     def cut(self, run: PlanRun, m: int) -> ContextCut | None:
         """Return the cut of the sequences of a micro-batch over context ranks; None if they are whole."""
-        if self.layout.context_ranks == 1 or run.reads is not None:
+        if self.layout.context_ranks == 1:
             return None
         return ContextCut(self.layout.context_ranks, self.gather.rank, run.batch.shape(m)[1])
+
+    def _index_of(self, run: PlanRun, m: int, token: int) -> int | None:
+        """Return the index of a token of whole sequences in this rank's part of them; None if another rank has it."""
+        cut = self.cut(run, m)
+        return token if cut is None else cut.index_of(token)
 
     def shape(self, run: PlanRun, m: int) -> MicroBatchShape:
         """Return the number of sequences of a micro-batch, and the number of tokens of each that this rank computes."""
@@ -392,11 +397,8 @@ class Passes:
         if m not in run.tokens:
             tokens = run.batch.tokens(m)
             run.tokens[m] = self.tokens.to_device(tokens)
-            documents = None
             if self.end_of_document is not None:
-                documents = run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
-            cut = self.cut(run, m)
-            run.scopes[m] = documents if cut is None else self.sequence_parts(cut, documents)
+                run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]
 
     def scope(self, run: PlanRun, m: int) -> Scope | None:
@@ -405,9 +407,9 @@ class Passes:
         Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
         a message for passes to wait for.
         """
-        if self.end_of_document is None and self.cut(run, m) is None:
-            return None
-        self._tokens(run, m)
+        if m not in run.scopes:
+            cut, documents = self.cut(run, m), self._documents(run, m)
+            run.scopes[m] = documents if cut is None else self.sequence_parts(cut, documents)
         return run.scopes[m]
 
     def sequence_parts(self, cut: ContextCut, documents: Documents | None) -> SequenceParts:
@@ -416,7 +418,7 @@ class Passes:
 
     def _in_chunks(self, run: PlanRun, position: int, m: int) -> ChunkedLayer | None:
         """Return the layer at a position, to be computed in chunks of the sequence; None if it is computed at once."""
-        if self.layout.sequence_chunks == 1 or run.reads is not None or not self.layout.is_dense(position):
+        if self.layout.sequence_chunks == 1 or not self.layout.is_dense(position):
             return None
         if run.probe is not None:
             return None  # the probe takes the gradients of a whole pass

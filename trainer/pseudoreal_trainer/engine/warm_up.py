@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pseudoreal_trainer.engine.chunks import ChunkedLayer, ChunkedSequences
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
 from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
 from pseudoreal_trainer.model.context import ContextCut
@@ -80,6 +81,9 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: Co
     else:
         statistics = modules.router_statistics(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, whole, device)
+        if passes.layout.sequence_chunks > 1 and passes.layout.is_dense(position) and whole[0]:
+            _run_in_chunks(passes, position, hidden.detach(), whole[1], cut, documents)
+            return
         scope = documents if cut is None else passes.sequence_parts(cut, documents)
         if passes.layout.spreads(position):
             outputs = _expert_parallel_block(modules, hidden, position - 1, statistics, scope)
@@ -89,6 +93,19 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: Co
     # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
     ones = [torch.ones_like(output) for output in outputs]
     torch.autograd.grad(outputs, sources, ones, allow_unused=position == 0)
+
+
+def _run_in_chunks(
+    passes: Passes, position: int, source: Tensor, length: int, cut: ContextCut | None, documents: Documents | None
+) -> None:
+    """Run a layer forward and backward in chunks of the sequence. `length`: tokens of a whole sequence."""
+    (unit,) = passes.layout.units_of(position)
+    tokens = (range(length),) if cut is None else cut.chunks
+    sequences = ChunkedSequences.of(tokens, length, documents, passes.layout.sequence_chunks, source.device)
+    layer = ChunkedLayer(passes.modules, position - 1, sequences, cut, passes.gather)
+    with torch.no_grad():
+        layer.forward(source)
+    layer.backward(source, torch.ones_like(source), passes.modules.of(unit).trained, lambda _: None)
 
 
 def _block(

@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 
@@ -42,6 +45,11 @@ class ContextCut:
         """Tokens of this rank's chunks, in the order in which the rank has them."""
         starts = (self.rank * self.chunk, self.length - (self.rank + 1) * self.chunk)
         return range(starts[0], starts[0] + self.chunk), range(starts[1], starts[1] + self.chunk)
+
+    def index_of(self, token: int) -> int | None:
+        """Return the index of a token of the sequence in this rank's part; None if another rank has it."""
+        found = (n * self.chunk + chunk.index(token) for n, chunk in enumerate(self.chunks) if token in chunk)
+        return next(found, None)
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return this rank's part of a tensor: [B, T, ...] -> [B, T / C, ...]."""
@@ -116,31 +124,57 @@ class SequenceParts:
 def attend_in_parts(parts: SequenceParts, query: Tensor, keys_and_values: Tensor) -> Tensor:
     """Return values mixed by causal attention: queries [B, L, heads, w] of the parts, and keys and values [B, T, 2 key
     heads, w] of whole sequences -> [B, L, heads, w]."""
+    # Without cuDNN, which builds a plan for each new length.
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        if len(parts.spans) == 1:
+            return _attend_to_spans(parts.spans[0], query, keys_and_values, parts.window)
+        rows = zip(parts.spans, query.split(1), keys_and_values.split(1), strict=True)
+        return torch.cat([_attend_to_spans(spans, *row, parts.window) for spans, *row in rows])
+
+
+def _attend_to_spans(spans: Sequence[Span], query: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+    """Attend with queries of these spans, which cover the part; `keys_and_values`: of whole sequences."""
+    queries = query.split([len(span.queries) for span in spans], dim=1)
+    others = _Slices.apply(keys_and_values, [_keys(span, window) for span in spans])
+    return torch.cat([_attend(q, kv, window) for q, kv in zip(queries, others, strict=True)], dim=1)
+
+
+def _keys(span: Span, window: int | None) -> range:
+    """Return the tokens to which some query of the span attends. Its first query attends to the window - 1 tokens
+    before itself."""
+    if window is None:
+        return span.keys
+    return range(max(span.keys.start, span.keys.stop - len(span.queries) - window + 1), span.keys.stop)
+
+
+class _Slices(torch.autograd.Function):
+    """Slices of a tensor [B, T, ...], which may overlap. Each backward pass of torch's own slices would fill a tensor
+    for all T tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, tokens: Sequence[range]) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.tokens = whole.shape, tokens
+        return tuple(whole[:, own.start : own.stop] for own in tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        out = gradients[0].new_zeros(ctx.shape)
+        for own, gradient in zip(ctx.tokens, gradients, strict=True):
+            out[:, own.start : own.stop] += gradient
+        return out, None
+
+
+def _attend(query: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
     key, value = keys_and_values.chunk(2, dim=2)
-    if len(parts.spans) == 1:
-        return _attend_to_spans(parts.spans[0], query, key, value, parts.window)
-    rows = zip(parts.spans, query.split(1), key.split(1), value.split(1), strict=True)
-    return torch.cat([_attend_to_spans(spans, *row, parts.window) for spans, *row in rows])
-
-
-def _attend_to_spans(spans: Sequence[Span], query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """Attend with queries of these spans, which cover the part; `key` and `value`: of whole sequences."""
-    return torch.cat([_attend_to_span(span, query, key, value, window) for span in spans], dim=1)
-
-
-def _attend_to_span(span: Span, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    queries, first = span.queries, span.keys.start
-    if window is not None:
-        # The first query attends to the window - 1 tokens before itself.
-        first = max(first, span.keys.stop - len(queries) - window + 1)
-    q, k, v = query[:, queries.start : queries.stop], key[:, first : span.keys.stop], value[:, first : span.keys.stop]
+    queries, keys = query.shape[1], key.shape[1]
     mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=_mask(q.shape[1], k.shape[1], window, q.device),
-        is_causal=_is_square(q.shape[1], k.shape[1], window),
-        enable_gqa=q.shape[2] != k.shape[2],
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=_mask(queries, keys, window, query.device),
+        is_causal=_is_square(queries, keys, window),
+        enable_gqa=query.shape[2] != key.shape[2],
     )  # [B, heads, queries, w]
     return mixed.transpose(1, 2)
 
@@ -155,7 +189,7 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
     kernels."""
     if _is_square(queries, keys, window):
         return None
-    if window is None and device.type != "cpu":
+    if (window is None or keys <= window) and device.type != "cpu":
         return causal_lower_right(queries, keys)  # a description, with which flash attention needs no mask in memory
     places = torch.arange(queries, device=device)[:, None] + (keys - queries)
     others = torch.arange(keys, device=device)

@@ -75,21 +75,24 @@ def rounded(rows: Tensor) -> Tensor:
 
 def _scales(rows: Tensor) -> Tensor:
     """Return the powers of two by which rows [n, k] are divided, [n, 1], in the dtype of the rows: the smallest that
-    leave no magnitude above `MOST`."""
+    leave no magnitude above `MOST`, and are normal numbers of the dtype."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     share = rows.abs().amax(dim=-1, keepdim=True).to(wide) / MOST
     mantissa, _ = torch.frexp(share)  # from 0.5 up to 1
     # A number divided by its mantissa is a power of two, exactly.
     power = torch.where(mantissa == 0.5, share, share / mantissa)
-    return torch.where(share == 0, 1.0, power).to(rows.dtype)
+    # In bfloat16, lesser powers would be rounded to 0.
+    least = torch.finfo(rows.dtype).tiny
+    return torch.where(share == 0, 1.0, power.clamp(min=least)).to(rows.dtype)
 
 
 def _on_device(left: Tensor, right: Tensor) -> Tensor:
     of_left, of_right = _scales(left), _scales(right)
     kind = F.ScalingType.RowWise
+    # The kernels want the first matrix by rows and the second by columns; a transposed weight is neither.
     out: Tensor = F.scaled_mm(
-        (left / of_left).to(torch.float8_e4m3fn),
-        (right / of_right).to(torch.float8_e4m3fn).t(),
+        (left / of_left).to(torch.float8_e4m3fn).contiguous(),
+        (right / of_right).to(torch.float8_e4m3fn).contiguous().t(),
         of_left.float(),
         kind,
         of_right.float().t(),
@@ -103,7 +106,8 @@ def _on_device(left: Tensor, right: Tensor) -> Tensor:
 def obstacle(device: torch.device) -> str | None:
     """Return why products in float8 are computed in the compute dtype on this device; None if the device computes them.
 
-    No such device has run this code. So a first product is compared with the product of the rounded numbers.
+    No such device has run this code. So first products, with a matrix as it is and transposed, are compared with
+    products of the rounded numbers.
     """
     if not adapter_of(device).can_multiply_float8():
         return "the device has no products in float8"
@@ -111,11 +115,12 @@ def obstacle(device: torch.device) -> str | None:
     left, right = (
         torch.randn(rows, 4 * _STEP, generator=drawn, device=device, dtype=torch.bfloat16) for rows in (64, 2 * _STEP)
     )
-    try:
-        found = _on_device(left, right)
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        return f"torch {torch.__version__} refuses a product in float8 on this GPU: {error}"
     expected = rounded(left).float().mm(rounded(right).float().t())
-    if not torch.allclose(found.float(), expected, rtol=2**-7, atol=2**-7 * float(expected.abs().max())):
-        return f"torch {torch.__version__} computes other products in float8 on this GPU than of the rounded numbers"
+    for same in (right, right.t().contiguous().t()):
+        try:
+            found = _on_device(left, same)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            return f"torch {torch.__version__} refuses a product in float8 on this GPU: {error}"
+        if not torch.allclose(found.float(), expected, rtol=2**-7, atol=2**-7 * float(expected.abs().max())):
+            return f"torch {torch.__version__} computes other products in float8 on this GPU than of rounded numbers"
     return None

@@ -75,6 +75,9 @@ class Layout:
     balances_steps: bool = False
     """Whether a loss depends on how often each expert is chosen in the whole step."""
 
+    def __post_init__(self) -> None:
+        assert self.sequence_chunks == 1 or self.recompute, "the job's rules allow chunks with kept inputs only"
+
     def as_in(self, other: "Layout") -> "Layout":
         """Return this layout with the cached properties of `other` that depend on layers and pipeline ranks only. Both
         layouts must have the same layers on the same pipeline ranks, and so the same positions, units and users."""

@@ -104,9 +104,7 @@ def train_phase(
             record_start(config, progress.step, checkpoint, in_place.restarts if in_place else 0)
         with open_data_source(config, corpus, progress, engine.groups) as data:
             validations = phase_validations(config, corpus, layout, kind_of(ranks.device))
-            # The sequences of prompts are not cut over context ranks.
-            at_once = max(1, next(iter(validations.values())).at_once // layout.context_ranks)
-            prompts = phase_prompts(config, corpus, at_once)
+            prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
             meter = Meter(ranks.heartbeat, lambda: data.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None

@@ -35,7 +35,9 @@ class _Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(), Case(keep="All"), Case(options="OLMo2"), Case(activation="SwiGLU")], ids=lambda case: case.name
+    "case",
+    [Case(), Case(sequence_chunks=2), Case(keep="All"), Case(options="OLMo2"), Case(activation="SwiGLU")],
+    ids=lambda case: case.name,
 )
 def test_the_warm_up_multiplies_all_shapes_of_a_step(case: Case, tmp_path: Path) -> None:
     engine, batch = make_engine(case, Ranks(0, 1, CPU), tmp_path), CaseBatch(case, 0, 0, CPU)

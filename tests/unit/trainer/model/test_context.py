@@ -7,9 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.model.context import ContextCut, SequenceParts, attend_in_parts, spans_of, sub_ranges
+from pseudoreal_trainer.model.context import (
+    ContextCut,
+    SequenceParts,
+    _mask,
+    attend_in_parts,
+    spans_of,
+    sub_ranges,
+)
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import CausalBias
 
 RANKS = [2, 3, 4]
 ROWS, HEADS, WIDTH = 2, 4, 6
@@ -23,6 +31,22 @@ def test_parts_are_joined_to_the_whole_again(ranks: int) -> None:
     for cut in cuts:
         assert torch.equal(cut.joined(parts), whole)
         assert torch.equal(cut.parts(whole), parts)
+
+
+def test_each_token_has_one_rank_and_one_place_there() -> None:
+    cuts = [ContextCut(3, rank, 12) for rank in range(3)]
+    for token in range(12):
+        (found,) = [(cut, index) for cut in cuts if (index := cut.index_of(token)) is not None]
+        assert found[0].own(torch.arange(12)[None])[0, found[1]] == token
+
+
+def test_gpus_get_a_description_of_the_mask_unless_the_window_is_shorter() -> None:
+    """Flash attention takes no mask in memory."""
+    meta = torch.device("meta")
+    for window in (None, 8, 9):
+        assert isinstance(_mask(4, 8, window, meta), CausalBias)
+    assert not isinstance(_mask(4, 8, 7, meta), CausalBias)
+    assert _mask(8, 8, None, meta) is None
 
 
 @pytest.mark.parametrize("ranks", RANKS)

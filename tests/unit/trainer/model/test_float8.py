@@ -43,6 +43,38 @@ def test_the_largest_magnitude_of_a_row_is_used_in_full(most: float) -> None:
     assert float(found[0, 2]) == -float(found[0, 0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_smallest_numbers_stay_finite(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[1e-37], [1e-38], [1e-39], [1e-40]], dtype=torch.float64).expand(4, 3).to(dtype)
+    found = rounded(rows)
+    assert found.isfinite().all()
+    assert ((found - rows).abs() <= 2**-3 * torch.finfo(dtype).tiny + rows / 16).all()
+
+
+def test_a_device_gets_the_first_matrix_by_rows_and_the_second_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of GPUs refuse other matrices, a transposed weight among them."""
+    seen = list[torch.Size]()
+
+    def multiply(
+        left: Tensor, right: Tensor, of_left: Tensor, _: object, of_right: Tensor, __: object, output_dtype: torch.dtype
+    ) -> Tensor:
+        assert left.stride(1) == right.stride(0) == 1
+        assert left.dtype == right.dtype == torch.float8_e4m3fn
+        seen.append(right.shape)
+        return ((left.float() * of_left) @ (right.float() * of_right)).to(output_dtype)
+
+    monkeypatch.setattr("pseudoreal_trainer.model.float8.obstacle", lambda _: None)
+    monkeypatch.setattr("torch.nn.functional.scaled_mm", multiply)
+    layer, inputs = Float8Linear(32, 48, dtype=torch.bfloat16), _drawn(16, 32, dtype=torch.bfloat16).requires_grad_()
+    out = layer(inputs)
+    found = torch.autograd.grad(out.sum(), (inputs, layer.weight))
+    assert seen == [(32, 48), (48, 32)]
+    monkeypatch.undo()
+    torch.testing.assert_close(out, layer(inputs), rtol=2**-6, atol=2**-6)
+    expected = torch.autograd.grad(layer(inputs).sum(), (inputs, layer.weight))
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+
+
 def test_zeros_stay_zeros_and_numbers_that_are_not_finite_stay_so() -> None:
     assert torch.equal(rounded(torch.zeros(2, 3)), torch.zeros(2, 3))
     for bad in (float("nan"), float("inf")):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd, isqrt
 from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
@@ -61,13 +62,12 @@ def context_choices(config: PhaseConfig) -> list[int]:
     counts_sequences = model.experts is not None and (
         top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
     )
-    if counts_sequences:
+    if counts_sequences or model.sequence_length % 2:
         return [least]
-    return [
-        number
-        for number in _divisors(config.ranks, config.ranks)
-        if number == least or (number > least and model.sequence_length % (2 * number) == 0)
-    ]
+    # A number of context ranks divides the ranks, and twice the number divides the length of a sequence.
+    common = gcd(config.ranks, model.sequence_length // 2)
+    small = _divisors(common, isqrt(common))
+    return sorted({number for one in small for number in (one, common // one) if number >= least})
 
 
 def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:
@@ -94,7 +94,7 @@ def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:
 
 def _keeps_of(config: PhaseConfig) -> tuple[Keep, ...]:
     """Return the values of `activations.keep` that the phase allows."""
-    if config.activations.home == "Host":
+    if config.activations.home == "Host" or config.activations.sequence_chunks > 1:
         return ("Inputs",)
     return tuple(keep for keep in _KEEPS if keep != "Products" or config.compile.mode == "None")
 

@@ -113,8 +113,10 @@ class _Walk:
             return self._graphs[position].embedding_backward
         if position == self._layout.head:
             return self._graphs[position].head_backward
-        if self._layout.sequence_chunks > 1 and self._layout.is_dense(position):
-            return self._of_chunks[position].block_backward + self._graphs[position].beside_chunks
+        # A step that measures computes layers at once.
+        if self._layout.sequence_chunks > 1 and not self._layout.measures and self._layout.is_dense(position):
+            of_graph = max(self._of_chunks[position].block_backward, self._graphs[position].keys_backward)
+            return of_graph + self._graphs[position].beside_chunks
         absent = 0
         if self._saves_graph(position):
             absent = self._saved_graph_bytes(position) + self._boundary

@@ -53,6 +53,14 @@ class AutogradMemory(SavedTensors):
         return max(moments) + self._rounded_operands
 
     @property
+    def keys_backward(self) -> int:
+        """Peak bytes of the way back through keys and values of all tokens, after the chunks."""
+        t, own = self._tensors, (".attention.key", ".attention.value", ".attention_norm.")
+        made = {"gradient of the input by the key": t.hidden, "gradient of the input by the value": t.hidden}
+        of_parameters = t.parameters(lambda name: any(part in name for part in own))
+        return total(self._pre_norm, self._attention_input, self._head_norm("key"), made) + of_parameters
+
+    @property
     def beside_chunks(self) -> int:
         """Bytes beside the graph of a chunk, while the backward pass of a layer goes through chunks of the sequence:
         the gradient of the input, and keys and values of whole sequences with their gradients. An upper bound: the

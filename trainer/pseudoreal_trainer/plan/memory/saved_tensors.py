@@ -157,12 +157,15 @@ class SavedTensors:
 
     @property
     def _masks(self) -> Table:
-        """Masks of a rank's two chunks, saved by attention on the CPU. An upper bound: without documents, the queries
-        of both chunks together attend to 2 C + 1 chunks of keys, and some rank needs no mask for its first chunk."""
-        if self._tensors.is_fused:
+        """Masks of a rank's two chunks, saved by attention on the CPU, and with a sliding window on a GPU. An upper
+        bound: without documents, the queries of both chunks together attend to 2 C + 1 chunks of keys, and some rank
+        needs no mask for its first chunk."""
+        length, window = self.sizes.model.sequence_length, self.sizes.model.window_of(self.layer)
+        if self._tensors.is_fused and (window is None or window >= length):
             return {}
-        chunk = self.sizes.model.sequence_length // (2 * self.context_ranks)
-        pairs = chunk * chunk * (2 * self.context_ranks + 1)
+        chunk = length // (2 * self.context_ranks)
+        keys = (2 * self.context_ranks + 1) * chunk
+        pairs = chunk * (keys if window is None else min(keys, 2 * (chunk + window)))
         return {"masks of two chunks [T / 2 C, keys]": self._tensors.of(pairs, self.sizes.compute_bytes)}
 
     @property

@@ -68,7 +68,7 @@ def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
             _gradient_buffer(layout, sizes, units) + _reduction_result(layout, sizes, units)
             for units in gradient_buffers(layout, rank)
         )
-        + sizes.mask
+        + (0 if layout.context_ranks > 1 else sizes.mask)
         + _tokens_on_device(layout, sizes, rank)
         + _communicator_bytes(layout, sizes, rank)
         + _rounding_on_device(layout, sizes, rank)

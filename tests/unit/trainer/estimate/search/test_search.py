@@ -266,6 +266,11 @@ def test_compiled_blocks_are_never_combined_with_selective_recomputation(phase: 
     assert {choice.keep for choice in choices(compiled, 1)} == {"Inputs", "All"}
 
 
+def test_layers_in_chunks_keep_inputs_in_every_layout(phase: PhaseConfig) -> None:
+    chunked = phase.model_copy(update={"activations": phase.activations.model_copy(update={"sequence_chunks": 2})})
+    assert {choice.keep for choice in choices(chunked, 1)} == {"Inputs"}
+
+
 def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
     """Half of the layouts fit into the memory of the machine."""
     hardware = NETWORKS["a slow network"]

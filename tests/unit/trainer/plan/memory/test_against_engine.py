@@ -181,6 +181,7 @@ PARTS = [
     *each(data=2, context_ranks=2, drawn=CUT, precision="float32", micro_batches=6, keep=["Inputs", "Products", "All"]),
     Case(data=2, context_ranks=2, drawn=CUT, options="Llama3", precision="bfloat16", micro_batches=6),
     Case(data=2, context_ranks=2, drawn=CUT, precision="float32", micro_batches=6, documents=True),
+    Case(data=2, context_ranks=2, drawn=CUT, precision="float32", micro_batches=6, options="Mistral"),
 ]
 
 
@@ -223,6 +224,7 @@ LONG = json.dumps({"sequenceLength": 64})
 ROUNDED = [
     *each(sequence_chunks=[2, 8], drawn=LONG, precision="float32", micro_batches=2, homes="h"),
     Case(sequence_chunks=4, drawn=LONG, precision="bfloat16", micro_batches=2, activation="SwiGLU"),
+    Case(sequence_chunks=16, drawn=LONG, precision="float32", micro_batches=2, options="Llama3"),
     *each(products="Float8", precision=["float32", "bfloat16"], micro_batches=6, homes="h"),
     Case(products="Float8", precision="float32", micro_batches=6, keep="All", activation="SwiGLU"),
 ]
