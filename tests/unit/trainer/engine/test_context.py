@@ -22,7 +22,7 @@ LONGER = json.dumps({"sequenceLength": 16})
 BALANCED = {
     "type": "TopK",
     "count": 4,
-    "topK": {"perToken": 2, "size": 6, "biasUpdateRate": "0.03", "auxiliaryLoss": "0.2", "balanceOver": "Step"},
+    "topK": {"perToken": 2, "size": 6, "biasUpdateRate": "0.03", "routerZLoss": "0.05", "sharedExperts": 1},
     "denseLayers": [1],
 }
 WITH_EXPERTS = json.dumps({"sequenceLength": 8, "experts": BALANCED})

@@ -33,6 +33,8 @@ def _experts(dense: tuple[int, ...] = (1,), **top_k: Any) -> str:
 
 PLAIN, EVERYWHERE = _experts(), _experts(dense=())
 BIASED = _experts(score="Sigmoid", biasUpdateRate="0.03", sharedExperts=1)
+CUT = json.dumps(json.loads(PLAIN) | {"sequenceLength": 8})
+"""Sequences with equal chunks for context ranks."""
 CUTS = [(1, 16), (4, 4), (8, 2)]
 """Micro-batches and the sequences of each; every entry makes the same batch."""
 ONE_RANK = [
@@ -53,6 +55,8 @@ TWO_RANKS = [
     Case(drawn=BIASED, data=2, expert_ranks=2, clipping="PerUnit", homes="hD", order="GPipe"),
     *(Case(drawn=EVERYWHERE, pipeline=2, keep=k, clipping="Global") for k in ("Inputs", "All")),
     Case(drawn=EVERYWHERE, pipeline=2, order="GPipe", part="Experts", blocks=1, homes="D"),
+    *(Case(drawn=CUT, data=2, context_ranks=2, expert_ranks=e, keep=k) for e in (1, 2) for k in ("Inputs", "All")),
+    Case(drawn=CUT, data=2, context_ranks=2, documents=True, clipping="Global", sharding="Full"),
 ]
 MORE_RANKS = [
     # Data ranks have two sequences of a micro-batch, one and one.
