@@ -37,7 +37,7 @@ from pseudoreal_operator.cluster.bounds import (
     TOO_LARGE,
     Overlong,
     Unreadable,
-    guess_name,
+    name_of_unreadable,
     page_head_of,
     read_all,
     read_head,
@@ -69,7 +69,7 @@ class Contact:
     missed: Callable[[], object]
     """Called before a watch of jobs starts, because the watch does not report earlier changes."""
     unreadable: Callable[[str, str], object]
-    """Called with the namespace and name of a job beyond the bounds, if both can be guessed."""
+    """Called with the namespace and name of a job beyond the bounds, if both can be read."""
     pending_requests: int = 0
     """Number of requests that still wait for a response."""
     last: float = field(default_factory=time.monotonic)
@@ -212,7 +212,7 @@ class _JobChanges(_Content):
         if isinstance(line, Overlong):
             OVERLONG_LINES.labels(kind=KIND).inc()
         OBJECTS_SKIPPED.labels(kind=KIND, reason=error.reason).inc()
-        found = guess_name(line.head if isinstance(line, Overlong) else line)
+        found = name_of_unreadable(line.head if isinstance(line, Overlong) else line)
         namespace, name = found or (None, None)
         log.warning("object_skipped", kind=KIND, reason=error.reason, error=str(error), namespace=namespace, name=name)
         if found:

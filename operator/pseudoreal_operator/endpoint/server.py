@@ -50,18 +50,22 @@ class Reports:
         """`authorities`: function from the digest of the CAs that a pod trusts to the CAs to send to the pod, such as
         `Certificate.authorities_beyond`. The function returns None if there are none to send."""
         self._identities, self._report_store, self._authorities = identities, report_store, authorities
-        # Per pod, not per token: the owner of a pod may create any number of tokens.
+        # Per pod, not per token: the owner of a pod may create any number of tokens, and change its labels and index.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._log_limit = Limiter(per_second=0.1, burst=1, clock=clock)
 
     async def receive(self, request: web.Request) -> web.Response:
         try:
             reporter = request[_REPORTER] = await self._authenticate(request)
-            if not self._limiter.allows(reporter):
+            if not self._limiter.allows((reporter.job[0], reporter.pod)):
                 raise Rejected(429, "one report a second is enough")
             report, now = await _read_body(request), datetime.now(UTC)
             if not self._report_store.store(reporter, report, now):
-                raise Rejected(503, "the operator does not follow the job of this pod yet, or not any more")
+                raise Rejected(
+                    503,
+                    "the operator does not follow the job of this pod yet, or not any more, or the job has no phase"
+                    f" {reporter.execution.phase} with a pod {reporter.index}",
+                )
         except Rejected as rejection:
             headers = {"Retry-After": str(RETRY_SECONDS)} if rejection.status in _RETRY_LATER else {}
             return web.Response(status=rejection.status, text=str(rejection), headers=headers)

@@ -14,7 +14,8 @@ from pseudoreal_operator.lifecycle.decisions import Announcement, Decision, anno
 from pseudoreal_operator.lifecycle.retraining import roll_back
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
-from pseudoreal_operator.observe.view import JobState, View
+from pseudoreal_operator.observe.view import JobState, LastReport, View
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.events import Reason
 
@@ -89,18 +90,26 @@ def late_start_sentence(view: View) -> str | None:
 def have_all_started(view: View) -> bool:
     """Return whether all workers have run since the pods were requested.
 
-    A report of training, or of a lost peer, proves that all workers have met. A pod that is missing afterwards was
-    lost: the rules about missing workers decide. Earlier reports, of pods that a queue took back, do not count.
+    A report of training, or of ranks that have ended, proves that all workers have met. A pod that is missing
+    afterwards was lost: the rules about missing workers decide. Earlier reports, of pods that a queue took back, do not
+    count.
     """
     if view.started_pods >= view.workers:
         return True
-    requested = startup_deadline(view, 0)
+    requested, membership = startup_deadline(view, 0), memberships(view.status).get(view.execution)
+    begun = membership.restart if membership else 0
     return any(
-        last_report.first >= requested
-        and (last_report.training_since is not None or (in_place is not None and in_place.peer_lost))
+        last_report.first >= requested and (last_report.training_since is not None or _had_ranks(last_report, begun))
         for last_report in view.last_reports
-        for in_place in [last_report.report.in_place]
     )
+
+
+def _had_ranks(last_report: LastReport, begun: int) -> bool:
+    """Return whether the pod had ranks before its newest restart in place. A pod that only begins the present
+    membership, with restart `begun`, may have had none: a spare pod, or a pod that a queue admitted after the
+    takeover."""
+    in_place = last_report.report.in_place
+    return in_place is not None and (in_place.peer_lost or in_place.restarts > begun)
 
 
 def creation_timed_out(view: View) -> Decision | None:

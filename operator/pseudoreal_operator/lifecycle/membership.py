@@ -29,6 +29,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus, RestartsInPlace, S
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures.classify import allowed_restarts_in_place
 from pseudoreal_operator.lifecycle.clocks import JOIN_SECONDS, is_stuck
+from pseudoreal_operator.lifecycle.deadlines import have_all_started
 from pseudoreal_operator.observe.view import LastReport, Pod, View
 from pseudoreal_operator.observe.worker_assignment import memberships
 
@@ -75,9 +76,11 @@ class LostWorkers:
 
 def find_lost_workers(view: View) -> LostWorkers:
     """Return the workers whose pods are missing, failed or stuck. If there are any, also return the workers whose pods
-    were told of the present membership long ago and have not begun it: the lost ones may have waited for them."""
+    were told of the present membership long ago and have not begun it: the lost ones may have waited for them. Until
+    all workers have met, a missing pod counts as one that is yet to be created."""
     stuck = [pod for pod in view.pods.leaving if is_stuck(pod, view.now)]
-    lost = {*view.missing_workers, *(pod.index for pod in (*view.pods.failed, *stuck))}
+    missing = view.missing_workers if have_all_started(view) else []
+    lost = {*missing, *(pod.index for pod in (*view.pods.failed, *stuck))}
     if lost and (present := memberships(view.status).get(view.execution)):
         limit = view.now - timedelta(seconds=JOIN_SECONDS)
         told = ((one.index, one.told_membership) for one in view.reporting if one.told_membership)

@@ -193,10 +193,13 @@ def _to_plan(view: View, decision: Decision, settings: Settings | None) -> Plan:
     # If an operator died between the two in the other order, the next pass would conclude that someone else deleted the
     # Job.
     announced = status.execution > view.observed.status.execution > 0 or decision.ended is not None
+    # A takeover saves an execution that counts as doomed without it: the observation has the members from before. The
+    # next pass, which follows at once, stops the replaced pods.
+    takes_over = status.spares != view.observed.status.spares
     return Plan(
         status,
-        stop=_pods_to_end(view),
-        fail_jobs=_jobs_to_fail(view, execution),
+        stop=() if takes_over else _pods_to_end(view),
+        fail_jobs=() if takes_over else _jobs_to_fail(view, execution),
         delete=() if announced else (*_other_running_jobs(view, execution), *_jobs_beyond_history(view)),
         apply=tuple(manifests),
         events=decision.events,

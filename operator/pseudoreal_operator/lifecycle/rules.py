@@ -31,6 +31,7 @@ from pseudoreal_operator.lifecycle.deadlines import (
     deadline_exceeded,
     delink_timed_out,
     fails_at_timeout,
+    have_all_started,
     late_start_sentence,
     readmit_nodes,
     renewed_transition,
@@ -276,7 +277,8 @@ def worker_missing(view: View) -> Decision | None:
         return None
     witnesses = [pod for pod in view.pods.failed if has_lost_peer(pod)]
     is_over = witnesses and is_doomed(view.observed, view.status, view.execution, view.now)
-    if not _waits_to_restart(view) and not is_over:
+    # Pods that a queue has admitted again after a takeover wait from their start on: the others may yet be created.
+    if not is_over and not (_waits_to_restart(view) and have_all_started(view)):
         return None
     return _after_failures(view, Kind.WORKER_MISSING, MissingPods(workers=view.missing_workers))
 

@@ -23,7 +23,7 @@ from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.fetch import build_observed
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.report_store import JobKey
-from pseudoreal_operator.observe.stages import phases_to_finish
+from pseudoreal_operator.observe.stages import most_pods, phases_to_finish
 from pseudoreal_operator.observe.view import ChildJob, Pod, Pods
 from pseudoreal_operator.status.conditions import has_ended
 
@@ -109,7 +109,8 @@ async def _idle_job(
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)
-    deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), requeue)
+    key, phases = (job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status)
+    deps.report_store.follow(key, phases, requeue, pods=most_pods(job.spec))
     observed = build_observed(deps.report_store, job, status, children.jobs, Pods(children.pods), now)
     wanted = await run(plan, observed, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None

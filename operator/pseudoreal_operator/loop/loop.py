@@ -21,6 +21,7 @@ from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Backoff, backoff_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
+from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.loop.event_router import EventRouter, name_of, summary_of
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.job_metrics import JobMetrics
@@ -35,7 +36,7 @@ from pseudoreal_operator.metrics.registry import (
     WAITING_JOBS,
 )
 from pseudoreal_operator.observe.memory import KINDS
-from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_pod
+from pseudoreal_operator.observe.reading import LOG_LINES, belongs_to, newest_report, read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.tasks import background_task
 
@@ -52,7 +53,10 @@ _START_SECONDS = 5.0
 """Maximum seconds to wait for the start of all watches. A watch that cannot start, for instance in a namespace without
 permissions, must not hold up the others."""
 
-LOG_LINES = 50
+UNREADABLE_SECONDS = 60.0
+"""Minimum seconds between two passes over a job that cannot be read, however often the job changes: such a job may have
+megabytes, and each pass requests all of it."""
+
 PAUSE_SECONDS = 1.0
 """Seconds between two requests for logs of silent pods."""
 
@@ -78,8 +82,9 @@ class Loop:
         self._job_changes_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
         self._changed_meanwhile: set[str] | None = None
-        """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
-        no list is requested."""
+        """Uids of jobs that changed since the list in progress was requested: the list may hold older versions. None:
+        no list is in progress."""
+        self._unreadable_limit = Limiter(per_second=1 / UNREADABLE_SECONDS, burst=1)
         self._leads = False
         job_metrics.pause()
         WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
@@ -151,7 +156,6 @@ class Loop:
 
     def job_changes_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
-        self._changed_meanwhile = set()
         self._memory.jobs_missed()
         self._job_changes_missed.set()
 
@@ -165,8 +169,6 @@ class Loop:
                 await self._list_jobs_once()
                 failures = 0
                 self._jobs_listed.set()
-                if not self._job_changes_missed.is_set():
-                    self._changed_meanwhile = None
             except Exception as error:
                 failures += 1
                 self._job_changes_missed.set()
@@ -181,10 +183,13 @@ class Loop:
         for namespace in self._deps.settings.namespaces or (None,):
             if self._memory.has_jobs_of(namespace):
                 continue
+            self._changed_meanwhile = set()
             try:
                 await self._list_jobs_of(namespace)
             except Exception as error:
                 errors.append(error)
+            finally:
+                self._changed_meanwhile = None
         if errors:
             raise errors[0]
 
@@ -223,12 +228,14 @@ class Loop:
         except Exception as error:  # the pass over the job reports the error
             metadata = body.get("metadata") or {}
             log.warning("job_unreadable", name=metadata.get("name"), error=repr(error))
-            self.job_unreadable(str(metadata.get("namespace")), str(metadata.get("name")))
+            if "namespace" in metadata and "name" in metadata:
+                self.job_unreadable(*name_of(body))
 
     def job_unreadable(self, namespace: str, name: str) -> None:
         """Queue a pass over a job that cannot be read; the pass reports this in the job's status."""
-        self._memory.distrust(Name(namespace, name))
-        self._queue_pass(Name(namespace, name), 0.0)
+        job = Name(namespace, name)
+        self._memory.distrust(job)
+        self._queue_pass(job, 0.0 if self._unreadable_limit.allows(job) else UNREADABLE_SECONDS)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         """Pass a change to all receivers. An error in one receiver does not keep the change from the others."""
@@ -268,13 +275,22 @@ class Loop:
                     return _within_resync(await reconcile(self._deps, name, callbacks))
             except JobDeleted:
                 self._job_metrics.forget(name)
-                self._router.forget_deleted(name, known)
-                for uid in known:  # no watch may ever tell of the deletion
-                    self._deps.forget(name.namespace, uid)
+                self._router.forget_deleted(name, known)  # no watch may ever tell of the deletion
                 return None
+            finally:
+                self._forget_deleted(name, known)
+
+    def _forget_deleted(self, name: Name, before: frozenset[str]) -> None:
+        """Forget the jobs of the uids `before` a pass that have been deleted since: the pass may have stored reports,
+        sightings and the job itself after the watch told of the deletion."""
+        present = self._router.uids_of(name)
+        for uid in before - present:
+            self._deps.forget(name.namespace, uid)
+        if before and not present:
+            self._memory.forget_job(name)
 
     def _delay_after_large_list(self, name: Name, children: int) -> None:
-        """Delay the next pass over a job in proportion to the children that a pass has listed."""
+        """Delay the next pass over a job in proportion to the children that a pass has listed, or taken from memory."""
         if children > _CHILDREN_AT_ONCE:
             self._queue.block(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
 

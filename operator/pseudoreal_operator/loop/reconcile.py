@@ -40,7 +40,7 @@ from pseudoreal_operator.observe.fetch import Behind, Source, observe
 from pseudoreal_operator.observe.memory import KINDS, Memory
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.stages import phases_to_finish
+from pseudoreal_operator.observe.stages import most_pods, phases_to_finish
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.observe.worker_assignment import memberships
@@ -124,7 +124,7 @@ class Callbacks:
     status_written: Callable[[Json], None]
     """Called with the job after a status write, so that the watch event of this write causes no pass."""
     children_listed: Callable[[int], None] = lambda _: None
-    """Called with the number of listed children."""
+    """Called with the number of listed children, where ten pods from memory count as one."""
 
 
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
@@ -250,7 +250,8 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
         deps.forget(*executor.key)
     else:
         phases = phases_to_finish(job.spec, status)
-        deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
+        members, pods = memberships(status), most_pods(job.spec)
+        deps.report_store.follow(executor.key, phases, callbacks.requeue, members, pods)
     # 4. Observe: read the children, and add the reports, termination messages and sightings of their pods.
     try:
         observed = await observe(

@@ -37,7 +37,9 @@ _CLAIM = "PersistentVolumeClaim"
 _FORBIDDEN = 403
 MEMORY_BEHIND = timedelta(seconds=120)
 """Time by which the memory is behind at most: a watch is told everything at once, and counts as cut after 90 seconds of
-silence. Bounds of reported times are that much wider."""
+silence. Where only a pass from memory bounds a reported time from below, the bound is that much earlier."""
+_MEMORY_FACTOR = 10
+"""Number of pods from memory that count as one pod from the API server: they are neither requested nor parsed."""
 _EVENTS = 50
 """Maximum number of events that are read of a claim."""
 
@@ -66,9 +68,9 @@ async def observe(
     memory: Memory | None = None,
     source: Source = Source.API_SERVER,
 ) -> Observed:
-    """Read a job's children. `listed` is called with the number of objects read from the API server. Raises Unreadable
-    for a child of the job that is beyond the bounds; other objects beyond the bounds are skipped, whatever their
-    labels. Raises Behind."""
+    """Read a job's children. `listed` is called with the number of objects read from the API server, plus a tenth of
+    the pods from memory. Raises Unreadable for a child of the job that is beyond the bounds; other objects beyond the
+    bounds are skipped, whatever their labels. Raises Behind."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
     memory = memory or Memory()
     found = _Found(uid)
@@ -84,9 +86,11 @@ async def observe(
     else:
         found.take_pods(_remembered(memory, "Pod", job), finished)
     jobs, pods, others = found.jobs, found.pods, found.of_deleted_job
-    listed(found.count)
+    # The plan looks at each pod, from memory too.
+    listed(found.count if source is Source.API_SERVER else found.count + len(found.pods) // _MEMORY_FACTOR)
     behind = timedelta(0) if source is Source.API_SERVER else MEMORY_BEHIND
-    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, behind)
+    last_reports = partial(report_store.of_job, (namespace, uid), _executions_heard(job, status, jobs, pods))
+    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, behind, last_reports)
     existing: set[tuple[str, str]] = set()
     claims: list[Claim] = []
     waiting = _unplaced_pod(job, status, jobs, pods)
@@ -250,8 +254,6 @@ def build_observed(
     first = membership.pod_of(0) if membership else 0  # completion index of the pod of worker 0
     pod = _reporting_pod(pods, execution, first)
     report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
-    executions = {one for one, members in pods.by_execution.items() if members.alive}
-    executions |= {execution} if execution else set()
     claim = claim_of(job)
     claims = {(_CLAIM, claim)} if claim and has_claim(job, status, jobs) else set()
     observed = Observed(
@@ -260,13 +262,22 @@ def build_observed(
         jobs=tuple(jobs),
         pods=pods,
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
-        last_reports=report_store.of_job(key, executions),
+        last_reports=report_store.of_job(key, _executions_heard(job, status, jobs, pods)),
         deleted_pods=deleted_pods,
         silent_since=report_store.silent_since(key, now),
         has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,
     )
     return with_worker_indices(observed)
+
+
+def _executions_heard(
+    job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], pods: Pods
+) -> set[Execution]:
+    """Return the executions whose reports matter: the present one, and those with live pods."""
+    present = current_execution(job, status, jobs)
+    alive = {execution for execution, members in pods.by_execution.items() if members.alive}
+    return alive | ({present} if present else set())
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:

@@ -3,7 +3,6 @@
 Text written by others is sanitized and bounded here, and numbers that no status can hold are rejected.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from math import isfinite
@@ -23,6 +22,7 @@ from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, InPlace, ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -33,6 +33,8 @@ Json = dict[str, Any]
 
 WORKERS_VARIABLE = "PET_NNODES"
 """Name of the environment variable from which torchrun in a pod reads the number of workers."""
+LOG_LINES = 50
+"""Maximum number of lines of a log that are parsed, the newest ones."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
@@ -44,6 +46,14 @@ time: with this bound the result is a valid date."""
 _MOST_EXECUTIONS = 2**31
 """Largest execution number that is accepted; no job has so many executions."""
 
+_UNREAD: Json = {
+    "validation_losses": None,
+    "bits_per_byte": None,
+    "samples": None,
+    "waits": {},
+    "gradient_correlations": None,
+}
+"""Fields of a ProgressReport that the operator does not read -> their defaults."""
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")
 _TERMINAL = ("Succeeded", "Failed")
@@ -160,10 +170,12 @@ def read_pod(body: Json) -> Pod:
 
 def newest_report(log: str) -> ProgressReport | None:
     """Return the last progress line of a trainer's log; None if there is none."""
-    for line in reversed(log.splitlines()):
+    # Split at line feeds alone, as Kubernetes does: str.splitlines knows ten more line boundaries, so one line of
+    # Kubernetes could be a million lines.
+    for line in reversed(log.removesuffix("\n").rsplit("\n", LOG_LINES)[-LOG_LINES:]):
         report = progress_of(line)
         if report:
-            return report
+            return _without_unread_parts(report)
     return None
 
 
@@ -179,8 +191,14 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError("a number in it is not finite, or too large")
     ranks = [sign.model_copy(update={"doing": sanitize(sign.doing)}) for sign in report.ranks]
     saved = report.checkpoint and report.checkpoint.model_copy(update={"name": sanitize(report.checkpoint.name)})
-    parts = {"ranks": ranks, "checkpoint": saved, "in_place": _cleaned(report.in_place)}
+    progress = report.progress and _without_unread_parts(report.progress)
+    parts = {"ranks": ranks, "progress": progress, "checkpoint": saved, "in_place": _cleaned(report.in_place)}
     return report.model_copy(update=parts | {"layout": _cleaned_layout(report.layout)})
+
+
+def _without_unread_parts(progress: ProgressReport) -> ProgressReport:
+    """Return the progress without the parts of any length that no pass reads: reports are kept."""
+    return progress.model_copy(update={"phase": sanitize(progress.phase, _WORD_CHARACTERS)} | _UNREAD)
 
 
 def _cleaned(in_place: InPlace | None) -> InPlace | None:
@@ -195,11 +213,11 @@ def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
 def progress_of(line: str) -> ProgressReport | None:
     """Return the progress that a line of a trainer's log reports; None for other lines."""
     try:
-        event = json.loads(line)
+        event = from_json(line)
         if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:
             report = ProgressReport.model_validate(event)
             return report if _fits(report) else None
-    except (ValueError, RecursionError):
+    except ValueError:
         # Other lines, lines that were cut, and lines of other programs.
         pass
     return None

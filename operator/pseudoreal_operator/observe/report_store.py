@@ -1,6 +1,6 @@
 """Report store: the newest reports of the pods, in memory. After a restart of the operator the pods report again."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -30,6 +30,10 @@ jobs there are, the longer each pass waits."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. Each wait is also at least as long as the pod had
 been silent at the previous reading."""
+
+MOST_KEPT = 2**17
+"""Maximum number of ranks in the kept reports of all jobs, about 150 MB; each report, and each of its other parts,
+counts as one rank more. One namespace may have a quarter: no tenant alone can fill the memory."""
 
 JobKey = tuple[str, str]
 """Namespace and uid of a job. Anyone may label a pod with the uid of a job in another namespace; reports of such a
@@ -67,8 +71,9 @@ class _RankZeroPod:
         since = max(self.since, last_report.last) if last_report else self.since
         if (now - since).total_seconds() <= QUIET_SECONDS:
             return False
-        if self.log_read_at is None or self.log_read_at < since:
+        if self.log_read_at is None:
             return True
+        # The difference is negative if the pod has reported since: a pod that reports now and then has LOG_SECONDS too.
         return now - self.log_read_at >= max(timedelta(seconds=LOG_SECONDS), self.log_read_at - since)
 
 
@@ -81,14 +86,21 @@ class _ReportsOfExecution:
     """Number of restarts in place -> times of the newest reports with this number, in the order of the times."""
 
     def add(self, index: int, last_report: LastReport) -> None:
+        self._remove_restarts(index)
+        self.newest[index] = last_report
+        if last_report.report.in_place:
+            self.restarted.setdefault(last_report.report.in_place.restarts, {})[index] = last_report.last
+
+    def remove(self, index: int) -> None:
+        self._remove_restarts(index)
+        del self.newest[index]
+
+    def _remove_restarts(self, index: int) -> None:
         if (known := self.newest.get(index)) and known.report.in_place:
             number = known.report.in_place.restarts
             del self.restarted[number][index]
             if not self.restarted[number]:
                 del self.restarted[number]
-        self.newest[index] = last_report
-        if last_report.report.in_place:
-            self.restarted.setdefault(last_report.report.in_place.restarts, {})[index] = last_report.last
 
     def restarts_in_place(self, now: datetime) -> int:
         """Return the highest number of restarts in place of any pod that is not silent. Each answer contains this
@@ -107,17 +119,50 @@ class _Followed:
     """Names of the phases that are to end now, at the user's request."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Execution -> membership in the stored status."""
-    reports: defaultdict[Execution, _ReportsOfExecution] = field(
-        default_factory=lambda: defaultdict(_ReportsOfExecution)
-    )
+    pods: Mapping[str, int] | None = None
+    """Phase name -> maximum number of pods of an execution; None: no bound."""
+    reports: dict[Execution, _ReportsOfExecution] = field(default_factory=dict)
+    places: dict[str, tuple[Execution, int]] = field(default_factory=dict)
+    """Name of a pod -> execution and index of its kept report. A pod has one: whoever may change the labels and
+    annotations of a pod can let it report under any execution and index."""
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
     """Time of the newest report of any pod of the job; None: no report has arrived."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
 
+    def has_pod(self, reporter: ReportingPod) -> bool:
+        """Return whether the job may have a pod with this phase and completion index."""
+        return self.pods is None or reporter.index < self.pods.get(reporter.execution.phase, 0)
+
+    def reports_of(self, execution: Execution) -> _ReportsOfExecution:
+        """Return the reports of an execution; new empty ones, which are not kept, if there are none."""
+        return self.reports.get(execution) or _ReportsOfExecution()
+
     def last_report(self, reporter: ReportingPod) -> LastReport | None:
-        return self.reports[reporter.execution].newest.get(reporter.index)
+        return self.reports_of(reporter.execution).newest.get(reporter.index)
+
+    def keep(self, last_report: LastReport) -> int:
+        """Keep the newest report of a pod; return the change in the number of kept ranks, as counted by MOST_KEPT."""
+        execution, index = last_report.execution, last_report.index
+        reports = self.reports.setdefault(execution, _ReportsOfExecution())
+        known = reports.newest.get(index)
+        if known is not None and known.pod != last_report.pod:
+            del self.places[known.pod]
+        reports.add(index, last_report)
+        self.places[last_report.pod] = execution, index
+        return _size(last_report.report) - (_size(known.report) if known else 0)
+
+    def drop(self, execution: Execution, index: int) -> int:
+        """Forget a report, if there is one; return the change in the number of kept ranks."""
+        reports = self.reports_of(execution)
+        if (known := reports.newest.get(index)) is None:
+            return 0
+        reports.remove(index)
+        del self.places[known.pod]
+        if not reports.newest:
+            del self.reports[execution]
+        return -_size(known.report)
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
         """Return the start of the silence of all pods, if pods run and the silence is longer than `seconds`; else
@@ -140,7 +185,7 @@ class _Followed:
         to = self.rank_zero_pod
         if to is None or not to.log_is_due(self.last_report(to.reporter), now):
             return None
-        others = self.reports[to.reporter.execution].newest.values()
+        others = self.reports_of(to.reporter.execution).newest.values()
         heard = (one for one in others if (now - one.last).total_seconds() <= QUIET_SECONDS)
         return None if any(one.report.ranks for one in heard) else to
 
@@ -151,6 +196,8 @@ class ReportStore:
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
+        self._kept: Counter[str] = Counter()
+        """Namespace -> number of kept ranks, as counted by MOST_KEPT."""
         self.path_is_cut = False
         """Whether most jobs, in most namespaces, were silent when `notice_silence` was last called: then the network
         path is at fault."""
@@ -161,20 +208,25 @@ class ReportStore:
         finish: frozenset[str],
         requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
+        pods: Mapping[str, int] | None = None,
     ) -> None:
         """Follow a job. `finish`: names of phases that are to end now, if they train. `requeue`: called with a delay in
         seconds when reports require a pass. `members`: memberships in the stored status; answers to pods contain no
-        others."""
+        others. `pods`: phase name -> maximum number of pods of an execution; reports of other phases, and of pods with
+        higher indices, are rejected. None: no bound."""
         followed = self._jobs.setdefault(job, _Followed())
-        followed.finish, followed.requeue, followed.members = finish, requeue, members
+        followed.finish, followed.requeue, followed.members, followed.pods = finish, requeue, members, pods
 
     def forget(self, job: JobKey) -> None:
-        self._jobs.pop(job, None)
+        if (followed := self._jobs.pop(job, None)) is not None:
+            kept = chain.from_iterable(reports.newest.values() for reports in followed.reports.values())
+            self._count(job, -sum(_size(one.report) for one in kept))
 
     def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
-        """Store a report if its job is followed; return whether it is."""
+        """Process a report if its job is followed, and may have this pod; return whether it is processed. A report for
+        which there is no room is processed, and not kept: the answer to the pod does not depend on it."""
         followed = self._jobs.get(reporter.job)
-        if followed is None:
+        if followed is None or not followed.has_pod(reporter):
             return False
         was_unheard = followed.is_requeued or followed.silent_since(now, QUIET_SECONDS)
         followed.reported, followed.is_requeued = now, False
@@ -184,15 +236,37 @@ class ReportStore:
 
     def _update(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report, or progress from a log; return whether the job is queued again for it."""
-        known = followed.last_report(reporter)
+        known, place = followed.last_report(reporter), followed.places.get(reporter.pod)
+        has_moved = place is not None and place != (reporter.execution, reporter.index)
+        if place is not None and has_moved:
+            self._count(reporter.job, followed.drop(*place))
         last_report = merge_report(known, reporter, report, now)
-        followed.reports[reporter.execution].add(reporter.index, last_report)
+        if not self._has_room(reporter.job, _size(last_report.report) - (_size(known.report) if known else 0)):
+            # The report before would make the pod look silent.
+            self._count(reporter.job, followed.drop(reporter.execution, reporter.index))
+            return False
+        self._count(reporter.job, followed.keep(last_report))
+        # Execution and index of a pod of the operator never change, so such a report tells a pass nothing.
+        if has_moved:
+            return False
         if (after := _requeue_after(known, last_report)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
             is_urgent = after <= SOON_SECONDS and not (known is None and last_report.training_since)
             followed.requeue(after) if is_urgent else self._requeue_in_turn(followed, after)
         return after is not None
+
+    def _has_room(self, job: JobKey, more: int) -> bool:
+        """Return whether `more` ranks of the job can be kept, besides those that are kept."""
+        if more <= 0:
+            return True
+        return self._kept[job[0]] + more <= MOST_KEPT // 4 and self._kept.total() + more <= MOST_KEPT
+
+    def _count(self, job: JobKey, change: int) -> None:
+        """Note a change in the number of kept ranks of the job."""
+        self._kept[job[0]] += change
+        if not self._kept[job[0]]:
+            del self._kept[job[0]]
 
     def _requeue_in_turn(self, followed: _Followed, after: float) -> None:
         """Queue a job again for a change that many jobs may have at the same time."""
@@ -221,7 +295,7 @@ class ReportStore:
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return
-        to, newest = followed.rank_zero_pod, followed.reports[reporter.execution].newest
+        to, newest = followed.rank_zero_pod, followed.reports_of(reporter.execution).newest
         known, before = newest.get(reporter.index), to.last_progress if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
@@ -269,18 +343,20 @@ class ReportStore:
         """Return the reports of these executions, and forget the reports of others."""
         followed = self._jobs.get(job, _Followed())
         for execution in followed.reports.keys() - executions:
-            del followed.reports[execution]
+            for index in [*followed.reports[execution].newest]:
+                self._count(job, followed.drop(execution, index))
         return tuple(chain.from_iterable(reports.newest.values() for reports in followed.reports.values()))
 
     def restarts_in_place(self, reporter: ReportingPod, now: datetime) -> int:
         """Return the highest number of restarts in place of any pod of the reporter's execution. Silent pods are
         ignored, because a queue may have taken them back."""
-        return self._jobs.get(reporter.job, _Followed()).reports[reporter.execution].restarts_in_place(now)
+        return self._jobs.get(reporter.job, _Followed()).reports_of(reporter.execution).restarts_in_place(now)
 
     def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
         """Return the answer to a stored report. Record if the answer tells the pod to finish its phase."""
         followed = self._jobs.get(reporter.job, _Followed())
-        newest, finish = followed.reports[reporter.execution].newest, reporter.execution.phase in followed.finish
+        newest = followed.reports_of(reporter.execution).newest
+        finish = reporter.execution.phase in followed.finish
         if finish and (last_report := followed.last_report(reporter)) and not last_report.told_to_finish:
             newest[reporter.index] = replace(last_report, told_to_finish=True)
             followed.requeue(SOON_SECONDS)
@@ -336,6 +412,12 @@ def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodRe
         training_since=known.training_since or (now if at_work else None),
         progressed=now if grew or saves else known.progressed,
     )
+
+
+def _size(report: PodReport) -> int:
+    """Return the number of ranks that a report counts as in MOST_KEPT."""
+    others = (report.progress, report.checkpoint, report.layout, report.in_place)
+    return 1 + len(report.ranks) + sum(part is not None for part in others)
 
 
 def _requeue_after(known: LastReport | None, last_report: LastReport) -> float | None:

@@ -2,11 +2,11 @@
 
 A node reports when a container ended, the API server when the grace period of a deleted pod ends, the Job controller
 when a Job ended. The clocks of these machines may be hours off. A value that a pass finds for the first time was set
-before that pass, and after the last pass that did not find it. Without such passes, as after the operator's start,
-reported times are trusted.
+before that pass, and after the last pass that did not find it. A pod that reported ended after its report. Without such
+passes and reports, as after the operator's start, reported times are trusted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.report_store import JobKey
-from pseudoreal_operator.observe.view import NO_PODS, ChildJob, Pod, PodPhase, Pods
+from pseudoreal_operator.observe.view import NO_PODS, ChildJob, LastReport, Pod, PodPhase, Pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +26,52 @@ class _Field:
     first: datetime
     """Time of the first pass that found the value."""
     before: datetime | None
-    """Time of the previous pass, if that pass found the child without the value; else None."""
+    """Latest time at which the child is known to have been without the value; None: unknown."""
+    previous: datetime | None
+    """Time of the previous pass, if that pass found the child without the value; else None. Later than `before` if the
+    previous pass was from memory."""
 
 
 @dataclass(slots=True)
 class _Child:
-    """One child in the pass at `now`; `before`: time of the previous pass, if that pass found the child."""
+    """One child in the pass at `now`. `previous`: time of the previous pass, if that pass found the child; else None.
+    `before`: latest time at which the child was certainly as that pass found it."""
 
     now: datetime
     before: datetime | None
+    previous: datetime | None
     fields: dict[str, _Field]
 
-    def field(self, name: str, reported: str) -> _Field:
+    def field(self, name: str, reported: str, without: datetime | None = None) -> _Field:
+        """Return the field. `without`: a time at which the child was without the value; None: none is known."""
         known = self.fields.get(name)
         if known is None or known.reported != reported:
-            known = self.fields[name] = _Field(reported, self.now, self.before)
+            before = _latest(self.before, without)
+            known = self.fields[name] = _Field(reported, self.now, before, self.previous)
         return known
 
-    def bounded(self, name: str, reported: str | None, earliest: datetime | None = None) -> str | None:
+    def bounded(
+        self, name: str, reported: str | None, earliest: datetime | None = None, without: datetime | None = None
+    ) -> str | None:
         """Return the reported time, bounded. Upper bound: the first pass that found the time. Lower bounds: `earliest`,
-        and the pass before the first one. None if there is no reported time."""
-        found = self.field(name, reported or "")
-        if not reported:
-            return reported
-        known = [moment for moment in (earliest, found.before) if moment]
-        return _between(reported, max(known, default=None), found.first)
+        and the latest time at which the child was without it. None if there is no reported time."""
+        found = self.field(name, reported or "", without)
+        return _between(reported, _latest(earliest, found.before), found.first) if reported else reported
 
     def bounded_end(self, pod: Pod) -> str | None:
         """Return the deletion deadline of a pod, bounded: its grace period started between two passes. None if the pod
-        is not being deleted."""
+        is not being deleted.
+
+        The lower bound is the previous pass, even if it was from memory and may have missed the start. A deadline that
+        is too early would let a pod count as stuck while its ranks save; one that is too late costs only time. Reports
+        are no bound: pods report during their grace period, and on a node without a kubelet after it.
+        """
         found = self.field("leaves", pod.deletion_deadline or "")
         if not pod.deletion_deadline or pod.grace_seconds is None:
             return pod.deletion_deadline
         grace = timedelta(seconds=pod.grace_seconds)
-        return _between(pod.deletion_deadline, found.before + grace if found.before else None, found.first + grace)
+        earliest = found.previous + grace if found.previous else None
+        return _between(pod.deletion_deadline, earliest, found.first + grace)
 
 
 class _BoundedPod(NamedTuple):
@@ -76,6 +88,8 @@ class _BoundedPod(NamedTuple):
 class _LastPass:
     """The last pass over the children of a job."""
 
+    time: datetime | None = None
+    """Time of the pass."""
     last: datetime | None = None
     """Latest time at which the children, as the passes know them, were up to date."""
     jobs: dict[str, dict[str, _Field]] = field(default_factory=dict)
@@ -86,6 +100,11 @@ class _LastPass:
     """Pods and Jobs before they were bounded, and the time at which the newest pods were requested."""
     bounded: tuple[list[ChildJob], Pods] = ([], NO_PODS)
     """The same children, bounded."""
+
+    def child(self, fields: dict[str, _Field] | None, now: datetime) -> _Child:
+        """Return a child of the pass at `now`. `fields`: its fields in this last pass; None: this pass did not find
+        it."""
+        return _Child(now, None, None, {}) if fields is None else _Child(now, self.last, self.time, fields)
 
 
 class Sightings:
@@ -105,20 +124,22 @@ class Sightings:
         pods: Pods,
         now: datetime,
         behind: timedelta = timedelta(0),
+        last_reports: Callable[[], Iterable[LastReport]] = tuple,
     ) -> tuple[list[ChildJob], Pods]:
         """Return the children of the job with bounded times. `behind`: time by which the children may be older than
-        `now`."""
+        `now`. `last_reports`: returns the pods' reports; called only if a changed pod may have ended."""
         known = self._jobs.get(job, _LastPass())
         last, requested = max(now - behind, known.last or now - behind), _requested_at(status)
         if known.given and known.given[0] is pods and known.given[1:] == (tuple(jobs), requested):
             # The same pods, as the memory returns them while nothing changes: no pod is looked at.
-            known.last = last
+            known.time, known.last = now, last
             return known.bounded
         # Only present children are stored again, so deleted children are forgotten.
-        observed, dated_jobs = _LastPass(last, given=(pods, tuple(jobs), requested)), []
+        observed, dated_jobs = _LastPass(now, last, given=(pods, tuple(jobs), requested)), []
+        # A pod that reported had not ended. Its report is the operator's own observation, whatever the memory lacks.
+        alive_at = {one.pod: one.last for one in last_reports()} if pods.terminated else {}
         for one in jobs:
-            before = known.last if one.name in known.jobs else None
-            child = _Child(now, before, known.jobs.get(one.name, {}))
+            child = known.child(known.jobs.get(one.name), now)
             observed.jobs[one.name] = child.fields
             dated_jobs.append(_bound_job_times(one, child))
         for execution, members in pods.by_execution.items():
@@ -126,8 +147,9 @@ class Sightings:
             for pod in members:
                 same = known.pods.get(pod.name)
                 if same is None or same.given is not pod or same.earliest != earliest:
-                    child = _Child(now, known.last if same else None, same.fields if same else {})
-                    same = _BoundedPod(pod, earliest, child.fields, _bound_pod_times(pod, child, earliest))
+                    child = known.child(same.fields if same else None, now)
+                    bounded = _bound_pod_times(pod, child, earliest, alive_at.get(pod.name))
+                    same = _BoundedPod(pod, earliest, child.fields, bounded)
                 observed.pods[pod.name] = same
         observed.bounded = dated_jobs, Pods(pod.bounded for pod in observed.pods.values())
         self._jobs[job] = observed
@@ -144,13 +166,14 @@ def _bound_job_times(job: ChildJob, child: _Child) -> ChildJob:
     )
 
 
-def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod:
+def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None, alive_at: datetime | None) -> Pod:
     started, leaves = child.bounded("started", pod.started, requested), child.bounded_end(pod)
     if (started, leaves) != (pod.started, pod.deletion_deadline):
         pod = replace(pod, started=started, deletion_deadline=leaves)
     if pod.phase is PodPhase.FAILED and not (pod.termination and pod.termination.finished):
         return replace(pod, ended=clock.to_text(child.field("failed", "").first))
-    finished = child.bounded("finished", pod.termination.finished if pod.termination else None, requested) or ""
+    reported = pod.termination.finished if pod.termination else None
+    finished = child.bounded("finished", reported, requested, without=alive_at) or ""
     if pod.termination is None or finished == pod.termination.finished:
         return pod
     return replace(pod, termination=replace(pod.termination, finished=finished))
@@ -160,6 +183,10 @@ def _requested_at(status: PseudoRealJobStatus) -> datetime | None:
     """Return the time at which the pods of the newest execution were requested: a lower bound for all of their times;
     None if the status does not have this time."""
     return clock.from_text(status.execution_time) if status.execution_time else None
+
+
+def _latest(*moments: datetime | None) -> datetime | None:
+    return max((moment for moment in moments if moment), default=None)
 
 
 def _between(reported: str, earliest: datetime | None, latest: datetime) -> str:

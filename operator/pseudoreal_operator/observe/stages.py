@@ -124,6 +124,12 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
     return known.workers if known and known.phase_name == stage.phase else spec.phases[stage.index].workers
 
 
+def most_pods(spec: PseudoRealJobSpec) -> dict[str, int]:
+    """Return phase name -> maximum number of pods of an execution that trains the phase: an elastic phase has at most
+    the workers of the spec."""
+    return {phase.name: phase.workers + phase.spares for phase in spec.phases}
+
+
 def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
     """Return the job with the stage's phase resized to its present number of workers; unchanged for a delink, or if no
     elastic phase is reduced."""

@@ -187,6 +187,14 @@ def test_each_role_is_bound_to_the_operator() -> None:
     assert bound == [("", f"{WIDE}-reviews"), ("a", WIDE), ("operators", "pseudoreal-lease")]
 
 
+def test_the_service_selects_the_leader_alone_and_before_it_is_ready() -> None:
+    """An operator without permissions in one of several namespaces is never ready."""
+    documents = render()
+    service, pods = find(documents, "Service")["spec"], find(documents, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert service["publishNotReadyAddresses"] is True
+    assert service["selector"] == pods | {LEADER_LABEL: IS_LEADER}
+
+
 def test_strict_tls_clients_trust_the_generated_certificate(tmp_path: Path) -> None:
     assert sorted(write_secret(tmp_path, render())) == ["ca.crt", "tls.crt", "tls.key"]
     trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))

@@ -13,6 +13,7 @@ complete no step without the others, and the checkpoints' fence rejects its pend
 """
 
 import time
+from dataclasses import replace
 
 import structlog
 from pseudoreal_api.wire.messages import IN_PLACE_CHARACTERS, InPlace, TerminationMessage
@@ -34,7 +35,10 @@ def run_in_place(launch: Launch) -> TerminationMessage:
     first = initial_identity(launch.config, launch.index)
     if first is None:
         return _run_as_spare(launch)
-    return _run_as_worker(launch, first) or termination_message("Yielded", launch.config, "another pod has its place")
+    if (message := _run_as_worker(launch, first)) is not None:
+        return message
+    why = "it was asked to stop before its ranks started" if launch.stop.asked else "another pod has its place"
+    return termination_message("Yielded", launch.config, why)
 
 
 def _run_as_spare(launch: Launch) -> TerminationMessage:
@@ -61,7 +65,7 @@ def _run_as_worker(launch: Launch, identity: RendezvousIdentity) -> TerminationM
     following: RendezvousIdentity | None = identity
     last: TerminationMessage | None = None
     while following is not None:
-        identity, why = following, _record_restart(launch, following, last)
+        identity, why = replace(following, is_first=last is None), _record_restart(launch, following, last)
         ended = run_ranks(launch, identity)
         if ended is not None:
             last = ended.message.model_copy(update={"in_place": why})
@@ -102,7 +106,8 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
 
 def _reason(identity: RendezvousIdentity, last: TerminationMessage | None) -> InPlace:
     if last is None:
-        return InPlace(restarts=identity.restart, peer_lost=True, message=f"began as worker {identity.worker}")
+        # Without ranks, it has lost no peer. From `peer_lost` the operator concludes that all pods have met before.
+        return InPlace(restarts=identity.restart, peer_lost=False, message=f"began as worker {identity.worker}")
     # Here, Yielded means that another pod was asked to stop: the ranks lose that pod.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=identity.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError
@@ -14,8 +15,8 @@ from pseudoreal_operator.cluster.bounds import (
     MOST_VALUES,
     Overlong,
     Unreadable,
-    guess_name,
     metadata_of,
+    name_of_unreadable,
     page_head_of,
     read_all,
     read_json,
@@ -137,10 +138,49 @@ def test_continue_token_of_a_list_is_read_even_if_its_items_are_unreadable() -> 
             page_head_of(answer)
 
 
-def test_name_of_a_custom_resource_is_guessed_after_its_managed_fields() -> None:
-    spoof = b'{"metadata":{"annotations":{"name":"not-me","namespace":"alice"},'
-    deep = (
-        spoof + b'"managedFields":[' + b'{"f:a":' * 3000 + b"1" + b"}" * 3000 + b'],"name":"me","namespace":"mallory"}}'
-    )
-    assert guess_name(deep) == ("mallory", "me")
-    assert guess_name(b"{}") is None
+_FORGED = {"managedFields": "a", "name": "theirs", "namespace": "alice"}
+_MANAGED = [{"manager": "kubectl", "fieldsV1": {"f:metadata": {"name": "theirs", "namespace": "alice"}}}]
+_SHOUTED = '"},"name":"theirs","namespace":"alice","x":{"y":"'
+
+
+def job_line(annotations: Any = None, managed: Any = None, spec: bytes = b"[]") -> bytes:
+    """Return a line of a watch of jobs, with its fields in the order in which the API server sends them."""
+    metadata: dict[str, Any] = {"annotations": annotations or {}, "labels": _FORGED, "managedFields": managed or []}
+    metadata |= {"name": "mine", "namespace": "mallory", "ownerReferences": [{"name": "theirs"}], "uid": "u"}
+    change = {"type": "MODIFIED", "object": {"kind": "PseudoRealJob", "metadata": metadata}}
+    return json.dumps(change, separators=(",", ":")).encode()[:-2] + b',"spec":' + spec + b"}}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        job_line(_FORGED | {"pad": "," * 110_000}),
+        job_line({"a": json.dumps(_FORGED), "b": _SHOUTED, "c": "\\", "d": "," * 110_000}),
+        job_line({"a\\": "\\", "\\name": _SHOUTED}, _MANAGED),
+        job_line(_FORGED, spec=b'{"f:a":' * 3000 + b"1" + b"}" * 3000),
+        job_line().replace(b'"managedFields":[]', b'"managedFields":[' + b'{"f:a":' * 3000 + b"1" + b"}" * 3000 + b"]"),
+        job_line()[:-50],
+    ],
+    ids=["annotations", "texts", "escapes", "deep spec", "deep managed fields", "cut off"],
+)
+def test_name_of_an_unreadable_job_is_its_own_whatever_its_owner_writes(line: bytes) -> None:
+    assert name_of_unreadable(line) == ("mallory", "mine")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"}" * 50 + b'{"name":"a"}',
+        b'{"metadata":{"name":"mine","namespace":"mallory"}}',
+        job_line({"b": _SHOUTED * 10})[:200],
+        job_line({f"a{number}": "" for number in range(60_000)}),
+        job_line().replace(b'"mine"', b'"../mine"'),
+        job_line().replace(b'"mallory"', b'"x.1"'),
+        job_line().replace(b'"mine"', b'{"name":"mine"}'),
+    ],
+    ids=["nothing", "empty", "closed", "no change", "cut in a text", "many fields", "path", "dot", "object"],
+)
+def test_name_that_the_api_server_does_not_say_is_none(line: bytes) -> None:
+    assert name_of_unreadable(line) is None

@@ -204,6 +204,14 @@ async def test_new_tokens_do_not_let_a_pod_report_more_often(endpoint: Endpoint,
     assert statuses == [200] * 5 + [429] * 2
 
 
+async def test_other_indices_do_not_let_a_pod_report_more_often(endpoint: Endpoint, api: FakeApi) -> None:
+    statuses = list[int]()
+    for number in range(7):
+        api.add(f"good-{number}", index=number)
+        statuses.append((await endpoint.post(token=f"good-{number}")).status)
+    assert statuses == [200] * 5 + [429] * 2
+
+
 async def test_rate_limit_of_one_pod_does_not_affect_another(
     endpoint: Endpoint, api: FakeApi, report_store: ReportStore
 ) -> None:

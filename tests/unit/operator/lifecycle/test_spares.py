@@ -266,6 +266,32 @@ def test_new_execution_starts_if_no_surviving_worker_waits_for_a_takeover() -> N
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
 
+def test_takeover_after_an_outage_stops_no_pod_and_counts_the_loss_once() -> None:
+    """The API server did not answer, so the operator sees the loss only after SPARE_SECONDS. The peer waits still."""
+    world = with_spares()
+    world.finish(pod_at(world, 1), "Failed")
+    world.tick(2 * SPARE_SECONDS)
+    report_lost_peer_at(world, 0)
+    world.report(pod_at(world, 2), 0, ranks=0)
+    wanted = world.plan()
+    assert (wanted.stop, wanted.fail_jobs) == ((), ())
+    world.carry_out(wanted)
+    assert list(world.events.values()).count("SpareTookOver") == 1
+    world.settle()
+    complete_takeover(world, 0, 2)
+    assert (takeovers(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
+
+
+def test_spare_replaces_a_deleted_worker_whose_peer_has_lost_ranks_of_its_own() -> None:
+    """A restart in place proves that all pods have met, even if it did not begin with a lost connection."""
+    world = with_spares()
+    world.vanish(pod_at(world, 1))
+    died = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a message")
+    world.report(pod_at(world, 0), 0, in_place=died, ranks=0)
+    world.settle()
+    assert (takeovers(world), world.status.execution) == ({1: 2}, 1)
+
+
 def test_new_execution_starts_if_all_workers_have_ended() -> None:
     world = with_spares()
     for index in (0, 1):
@@ -646,3 +672,68 @@ def test_held_job_uses_no_spare_for_a_hang() -> None:
     world.hold("sim-real-e1")
     hang(world, 1)
     assert (membership(world), world.status.execution) == (None, 1), "its pods save and end"
+
+
+def admit_again_after_a_takeover(spares: int = 1) -> tuple[World, Json]:
+    """Let a queue take back and admit again an execution in which pod 2 has replaced pod 1. Return the world, and pod
+    2, which the Job controller has yet to create."""
+    world = with_spares(spares=spares)
+    world.vanish(pod_at(world, 1))
+    report_lost_peer_at(world, 0)
+    world.settle()
+    complete_takeover(world, 0, 2)
+    world.hold("sim-real-e1")
+    world.settle()
+    world.control()
+    world.settle()
+    world.tick(7200)
+    world.admit("sim-real-e1")
+    world.control()
+    world.start_pods()
+    return world, world.pods.pop(name_of(pod_at(world, 2)))
+
+
+def wait_for_pods(world: World, seconds: float) -> None:
+    """Let the pods that exist report for some seconds that they wait for the others. A pod of a worker was told of the
+    membership at its first report, and has had no ranks."""
+    world.tick(seconds)
+    for pod in world.alive():
+        worker = world.worker_of(pod)
+        begun = None if worker is None else InPlace(restarts=2, peer_lost=False, message=f"began as worker {worker}")
+        world.report(pod, 0, in_place=begun, ranks=0)
+    world.settle()
+    world.control()
+
+
+@pytest.mark.parametrize("spares", [1, 2])
+def test_execution_admitted_again_after_a_takeover_waits_until_its_pods_are_created(spares: int) -> None:
+    """A missing pod was once taken for a lost one: a spare pod was spent, or the admission given up."""
+    world, late = admit_again_after_a_takeover(spares)
+    for seconds in (1, 30, 100, 300):
+        wait_for_pods(world, seconds)
+        assert (world.status.execution, takeovers(world)) == (1, {1: 2})
+    world.pods[name_of(late)] = late
+    world.settle()
+    complete_takeover(world, 0, 2)
+    assert (world.status.execution, world.status.state, world.status.restarts) == (1, "Training", 0)
+
+
+def test_execution_admitted_again_after_a_takeover_has_the_startup_deadline() -> None:
+    world, _ = admit_again_after_a_takeover()
+    wait_for_pods(world, 3599)
+    assert world.status.execution == 1
+    wait_for_pods(world, 1)
+    assert (world.status.execution, world.status.restarts) == (2, 0)
+    assert "1 of 2 pods ran 3600 s after their creation" in condition_message(world, "Progressing")
+
+
+def test_worker_deleted_after_pods_admitted_again_have_met_is_replaced() -> None:
+    world, late = admit_again_after_a_takeover(spares=2)
+    world.pods[name_of(late)] = late
+    wait_for_pods(world, 1)
+    complete_takeover(world, 0, 2)
+    world.vanish(late)
+    report_lost_peer_at(world, 0, restarts=3)
+    world.report(pod_at(world, 3), 0, ranks=0)
+    world.settle()
+    assert (takeovers(world), world.status.execution) == ({1: 3}, 1)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -131,6 +132,7 @@ async def test_reports_of_an_idle_jobs_pods_are_followed() -> None:
     now = make_training_world().now
     assert found.report_store.store(reporter, report, now)
     assert woken == [(NAME, 1.0)]
+    assert not found.report_store.store(replace(reporter, index=1000), report, now), "the phase has fewer pods"
 
 
 async def test_job_with_a_claim_of_its_own_can_be_idle() -> None:

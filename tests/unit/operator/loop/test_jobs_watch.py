@@ -96,6 +96,14 @@ async def test_kopf_receives_only_used_fields_and_no_job_beyond_the_bounds() -> 
     assert lines.unreadable == [("mallory", "deep"), ("n", "large")]
 
 
+async def test_no_name_from_a_users_text_is_taken_for_a_job() -> None:
+    forged = {"managedFields": "a", "name": "theirs", "namespace": "alice", "pad": "," * 110_000}
+    metadata = {"annotations": forged, "managedFields": [], "name": "mine", "namespace": "mallory", "uid": "u"}
+    lines = Lines({"type": "MODIFIED", "object": {"metadata": metadata, "spec": {}}})
+    assert await lines.receive() == []
+    assert lines.unreadable == [("mallory", "mine")]
+
+
 async def test_watch_error_ends_the_connection_and_not_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kopf_session, "_MOST_PAUSE_SECONDS", 0.0)
     for error in ({"code": 500}, {"code": 504}, {}, "nonsense"):

@@ -2,23 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from threading import Event
 from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
 from prometheus_client import CollectorRegistry
 from pseudoreal_api.names import LABEL_JOB
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.loop import loop as module
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
+from pseudoreal_operator.loop.planning_thread import SpecCache
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
 from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
+from tests.support.jobs import good_job
 from tests.unit.operator.cluster.support import virtual_time
 
 
@@ -178,6 +184,66 @@ def test_missing_job_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.M
         assert [key for key in (("n", "a"), ("n", "two")) if key in store._jobs] == [("n", "two")]
 
     virtual_time.run(main())
+
+
+class ServerOfOne:
+    """A fake API server with one job, which has no children. `refusal`: answer to every status write; None: each is
+    accepted."""
+
+    def __init__(self, refusal: ApiException | None) -> None:
+        metadata = {"namespace": "n", "uid": "one", "resourceVersion": "7", "generation": 1}
+        self.body = good_job("a")
+        self.body["metadata"] |= metadata
+        self._refusal = refusal
+
+    async def find_within(self, *_: Any) -> Json:
+        return self.body
+
+    async def find(self, *_: Any) -> None:
+        return None
+
+    async def each(self, *_: Any, listed: Callable[[str], object], **_others: Any) -> AsyncIterator[Json]:
+        listed("7")
+        for body in list[Json]():
+            yield body
+
+    async def create(self, manifest: Json, **_: Any) -> Json:
+        return manifest
+
+    async def apply(self, manifest: Json, *_: Any, **_others: Any) -> Json:
+        if self._refusal is not None:
+            raise self._refusal
+        return self.body | {"metadata": self.body["metadata"] | {"resourceVersion": "8"}, "status": manifest["status"]}
+
+
+class BlockedCache(SpecCache):
+    """A cache that parses no spec before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_parse = Event(), Event()
+
+    def parse(self, body: Json) -> PseudoRealJob:
+        self.has_begun.set()
+        assert self.may_parse.wait(60)
+        return super().parse(body)
+
+
+@pytest.mark.parametrize("refusal", [None, ApiException(status=404)])
+async def test_job_deleted_during_its_pass_is_forgotten(refusal: ApiException | None) -> None:
+    """The pass went on to follow the job, and once nothing forgot it: its silence could count as a cut path."""
+    server, cache = ServerOfOne(refusal), BlockedCache()
+    loop = make_loop(cast(Server, server))
+    loop._deps = deps = replace(loop._deps, spec_cache=cache)
+    loop.job_changed("ADDED", server.body)
+    running = asyncio.create_task(loop._pass(Name("n", "a")))
+    await asyncio.to_thread(cache.has_begun.wait, 60)
+    loop.job_changed("DELETED", server.body)
+    cache.may_parse.set()
+    with suppress(ApiException):
+        await running
+    kept = (deps.report_store._jobs, deps.sightings._jobs, loop._memory._jobs, loop._memory._families)
+    assert [*map(dict, kept)] == [{}] * len(kept)
 
 
 def test_unchanged_job_is_reconciled_within_ten_hours(monkeypatch: pytest.MonkeyPatch) -> None:

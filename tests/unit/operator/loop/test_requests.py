@@ -178,6 +178,21 @@ async def test_requests_of_a_job_do_not_grow_with_its_pods() -> None:
     assert sum(request.startswith(("GET", "LIST")) for request in few) <= 8
 
 
+async def test_pods_from_memory_count_a_tenth_of_listed_pods() -> None:
+    cluster, counts = Cluster(50), list[int]()
+    await cluster.start()
+    cluster.report(1)
+    for _ in range(2):
+        await cluster.reconcile()
+    cluster.reads()
+    for told in (True, False):
+        if not told:
+            cluster.deps.memory.distrust(NAME)
+        await reconcile(cluster.deps, NAME, Callbacks(lambda _: None, lambda _: None, counts.append))
+        assert bool(cluster.reads()) is not told
+    assert counts == [5, 51]
+
+
 async def test_nothing_is_asked_while_nothing_changes_and_pods_report(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(4)
     await cluster.start()

@@ -1,21 +1,24 @@
 """Listed objects that belong to the job, and objects that do not."""
 
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
+from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.reports import PodReport
+from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.memory import Memory
-from pseudoreal_operator.observe.report_store import ReportStore
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.stages import pending_phases
+from pseudoreal_operator.observe.stages import Execution, StageKind, pending_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
-from pseudoreal_operator.observe.view import Observed
+from pseudoreal_operator.observe.view import Observed, ended_at
 
 from tests.unit.operator.support.world import UID, make_job
 
@@ -162,6 +165,22 @@ async def test_pods_of_ended_executions_are_not_listed() -> None:
     await observe_with(server, PseudoRealJobStatus(execution=4, phases=pending_phases(make_job().spec)))
     selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
     assert server.asked[1] == f"Pod {selector}"
+
+
+async def test_end_of_a_pod_is_not_before_its_last_report() -> None:
+    """The clock of the pod's node is slow."""
+    job, store, now = make_job(), ReportStore(), datetime.now(UTC)
+    key, execution = ("default", UID), Execution("pseudo", StageKind.TRAIN, 1)
+    store.follow(key, frozenset())
+    reported = now - timedelta(seconds=2)
+    store.store(ReportingPod(key, execution, 0, "sim-pseudo-e1-0"), PodReport(), reported)
+    ended = {"exitCode": 1, "finishedAt": clock.to_text(now - timedelta(seconds=40))}
+    state = {"containerStatuses": [{"name": CONTAINER, "state": {"terminated": ended}}]}
+    server = Server(Job=[child_job("sim-pseudo-e1", 1)], Pod=[pending_pod("node-1") | {"status": state}])
+    status = PseudoRealJobStatus(execution=1, phases=pending_phases(job.spec))
+    found = await observe(cast(Api, server), store, TerminationMessages(), Sightings(), job, status, now)
+    (pod,) = found.pods
+    assert ended_at(pod, now) == reported
 
 
 async def test_unreadable_object_of_others_is_ignored() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.layout import ChosenLayout
-from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
+from pseudoreal_operator.observe import reading
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -17,6 +18,7 @@ from pseudoreal_operator.observe.reading import (
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
+from pydantic_core import from_json
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
 EXECUTION = Execution("real", StageKind.TRAIN, 3)
@@ -186,6 +188,44 @@ def test_no_log_line_raises(line: str) -> None:
     report = newest_report("\n".join([json.dumps(LINE | {"step": 5}), line]))
     assert report is not None
     assert report.step == 5
+
+
+@pytest.mark.parametrize("separator", ["\n", "\x0b", "\x1e", "\x85", "\u2028"])
+def test_no_more_lines_are_parsed_than_were_requested(separator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ends lines at more characters than Kubernetes does."""
+    lengths: list[int] = []
+
+    def parse(line: str) -> Any:
+        lengths.append(len(line))
+        return from_json(line)
+
+    monkeypatch.setattr(reading, "from_json", parse)
+    assert newest_report(f"{separator * 800_000}x") is None
+    assert len(lengths) <= reading.LOG_LINES
+    assert sum(lengths) <= 800_001
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_newest_lines_of_a_log_are_parsed(end: str) -> None:
+    lines = [json.dumps(LINE | {"step": 1}), *["text"] * (reading.LOG_LINES - 1)]
+    report = newest_report("\n".join(["text", *lines]) + end)
+    assert report is not None
+    assert report.step == 1
+    assert newest_report("\n".join([*lines, "text"]) + end) is None
+
+
+def test_parts_of_progress_that_no_pass_reads_are_dropped() -> None:
+    """Their length has no bound, and reports are kept."""
+    samples = [{"prompt": "p", "text": "t"}]
+    lists = {"gradient_correlations": [0.5] * 1000, "samples": samples, "waits": {"data": 1.0}}
+    sets = {"validation_losses": {"a": 1.0}, "bits_per_byte": {"a": 1.0}}
+    line = LINE | {"step": 1, "validation_loss": 2.0} | lists | sets
+    plain = ProgressReport.model_validate(LINE | {"step": 1, "validation_loss": 2.0})
+    assert newest_report(json.dumps(line)) == plain
+    sent = read_report(json.dumps({"progress": line | {"phase": "x" * 10_000}}).encode()).progress
+    assert sent is not None
+    assert sent.model_copy(update={"phase": plain.phase}) == plain
+    assert len(sent.phase) < 200
 
 
 def test_texts_of_pods_are_sanitized() -> None:

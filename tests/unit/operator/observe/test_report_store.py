@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
+    MOST_KEPT,
     PROGRESS_SECONDS,
     REQUEUES_PER_SECOND,
     SOON_SECONDS,
@@ -114,7 +116,8 @@ def test_restarts_in_place_are_the_most_of_all_pods_that_report(
     for index, restarts, wait in told:
         second += wait
         in_place = None if restarts is None else InPlace(restarts=restarts, peer_lost=False, message="killed")
-        report_store.store(ReportingPod(JOB, EXECUTION, index, "pod"), report_at(1, in_place=in_place), after(second))
+        reporter = ReportingPod(JOB, EXECUTION, index, f"pod-{index}")
+        report_store.store(reporter, report_at(1, in_place=in_place), after(second))
         newest[index] = restarts or 0, second
     now = second + later
     expected = max((number for number, last in newest.values() if now - last <= 20), default=0)
@@ -260,6 +263,91 @@ def test_a_pod_in_another_namespace_does_not_report_for_the_job(report_store: Re
     assert not report_store.answer(stranger, NOON).finish_phase
 
 
+def report_of_ranks(count: int, **says: Any) -> PodReport:
+    ranks = [RankReport(rank=rank, activity="waiting", seconds=0, step=1) for rank in range(count)]
+    return PodReport(ranks=ranks, **says)
+
+
+def test_pod_has_one_report_whatever_index_it_claims() -> None:
+    """Its owner changes the annotation with the index before each report."""
+    report_store, woken, report = ReportStore(), list[float](), report_of_ranks(64)
+    report_store.follow(JOB, frozenset(), woken.append, pods={"pseudo": 10_000})
+    indices = [index for index in range(100_000) if report_store.store(replace(REPORTER, index=index), report, NOON)]
+    assert indices == [*range(10_000)]
+    assert [one.index for one in report_store.of_job(JOB, {EXECUTION})] == [9_999]
+    assert woken == [SOON_SECONDS], "the others tell a pass nothing"
+    assert report_store.restarts_in_place(REPORTER, NOON) == 0
+
+
+def test_pod_has_one_report_whatever_execution_it_claims(report_store: ReportStore) -> None:
+    for number in range(1, 1000):
+        reporter = replace(REPORTER, execution=EXECUTION._replace(number=number))
+        report_store.store(reporter, report_at(1, in_place=IN_PLACE), NOON)
+        later = replace(reporter, execution=EXECUTION._replace(number=10_000 + number))
+        assert report_store.answer(later, NOON).restarts_in_place == 0
+    assert [*report_store._jobs[JOB].reports] == [EXECUTION._replace(number=999)]
+
+
+def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
+    report_store = store_with_rank_zero_pod()
+    report_store.follow(JOB, frozenset(), pods={"pseudo": 2, "real": 4})
+    strangers = [replace(REPORTER, index=2), replace(REPORTER, execution=Execution("mine", StageKind.TRAIN, 1))]
+    for stranger in strangers:
+        assert not report_store.store(stranger, report_at(1), NOON)
+    assert not report_store.has_reported(JOB)
+    assert report_store.store(replace(REPORTER, index=1), report_at(1), NOON)
+    assert report_store.has_reported(JOB)
+
+
+def test_reports_of_one_namespace_leave_room_for_others(report_store: ReportStore) -> None:
+    woken, other, report = list[float](), ("elsewhere", "uid-2"), report_of_ranks(64)
+    pods = [ReportingPod(JOB, EXECUTION, index, f"pod-{index}") for index in range(1000)]
+    report_store.follow(other, frozenset())
+    most = MOST_KEPT // 4 // 65
+    for pod in pods[:most]:
+        report_store.store(pod, report, NOON)
+    report_store.follow(JOB, frozenset({"pseudo"}), woken.append)
+    for pod in pods[most:]:
+        assert report_store.store(pod, report, NOON)
+        assert report_store.answer(pod, NOON).finish_phase, "an answer needs no room"
+    assert woken == []
+    assert [one.index for one in report_store.of_job(JOB, {EXECUTION})] == [*range(most)]
+    assert report_store.store(replace(pods[0], job=other), report, NOON)
+    assert len(report_store.of_job(other, {EXECUTION})) == 1
+
+
+@pytest.mark.parametrize("forget", ["job", "execution", "ranks"])
+def test_forgotten_reports_make_room(forget: str, report_store: ReportStore) -> None:
+    report = report_of_ranks(64, in_place=IN_PLACE)
+    for number in range(3):
+        execution = EXECUTION._replace(number=number)
+        pods = [ReportingPod(JOB, execution, index, f"pod-{number}-{index}") for index in range(600)]
+        for pod in pods:
+            report_store.store(pod, report, NOON)
+        assert len(report_store.of_job(JOB, {execution})) == MOST_KEPT // 4 // 66
+        match forget:
+            case "job":
+                report_store.forget(JOB)
+                report_store.follow(JOB, frozenset())
+            case "execution":
+                assert report_store.of_job(JOB, set()) == ()
+            case "ranks":
+                for pod in pods:
+                    report_store.store(pod, PodReport(), NOON)
+                assert len(report_store.of_job(JOB, {execution})) == 600
+                assert report_store._kept == {JOB[0]: 600}
+                report_store.of_job(JOB, set())
+        assert not report_store._kept
+
+
+def test_pod_that_takes_a_place_frees_what_its_predecessor_kept(report_store: ReportStore) -> None:
+    for number in range(1000):
+        assert report_store.store(replace(REPORTER, pod=f"pod-{number}"), report_of_ranks(64), NOON)
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert last_report.pod == "pod-999"
+    assert [*report_store._jobs[JOB].places] == ["pod-999"]
+
+
 def test_log_counts_if_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
     report_store.read_log(REPORTER, progress(3), NOON)
     report_store.read_log(REPORTER, progress(3), after(9))
@@ -320,6 +408,17 @@ def test_log_is_read_while_only_pods_report_that_cannot_tell_of_a_hang(witness: 
         report_store.store(witness, report, after(second))
         read += log_readings(report_store, range(second, second + 5))
     assert read == [21, 81]
+
+
+def test_log_of_a_pod_that_reports_now_and_then_is_read_every_minute() -> None:
+    """Each reading is a request, so reports that are just too rare must not make readings more frequent."""
+    report_store, found = store_with_rank_zero_pod(), list[int]()
+    for second in range(300):
+        if second % 22 == 0:
+            report_store.store(REPORTER, report_at(1), after(second))
+        found += log_readings(report_store, range(second, second + 1))
+    assert len(found) >= 3
+    assert all(later - earlier >= 60 for earlier, later in pairwise(found))
 
 
 def test_log_with_new_steps_is_read_every_minute() -> None:

@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_operator import clock
+from pseudoreal_operator.observe.fetch import MEMORY_BEHIND
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import NO_PODS, ChildJob, JobState, Pod, PodPhase, Pods, Termination
+from pseudoreal_operator.observe.view import NO_PODS, ChildJob, JobState, LastReport, Pod, PodPhase, Pods, Termination
 
 JOB = ("default", "uid")
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -57,6 +59,27 @@ def test_end_of_a_pod_is_not_before_its_request(reported: float, expected: float
     assert end_of(make_pass(Sightings(), pod_ended_at(reported), 7)) == expected
     other = STATUS.model_copy(update={"execution": 2})
     assert end_of(make_pass(Sightings(), pod_ended_at(-HOUR), 7, other)) == -HOUR
+
+
+@pytest.mark.parametrize(("reporter", "expected"), [("p0", 4), ("its predecessor", -30)])
+def test_pod_that_reported_ended_after_its_report(reporter: str, expected: float) -> None:
+    """The clock of its node is slow, and passes from memory, which may be behind, bound the end less closely."""
+    sightings = Sightings()
+    report = LastReport(EXECUTION, 0, reporter, first=after(4), last=after(4), report=PodReport())
+    given = (RUNS, pod_ended_at(-30), replace(pod_ended_at(-30), ready=True))
+    for seconds, pod, reports in zip((0, 6, 9), given, ([], [report], []), strict=True):
+        _, (bounded,) = sightings.with_bounded_times(
+            JOB, STATUS, [], Pods([pod]), after(seconds), MEMORY_BEHIND, lambda: reports
+        )
+        assert pod is RUNS or end_of(bounded) == expected
+
+
+def test_grace_period_starts_after_the_last_pass_without_it_even_if_the_pass_was_from_memory() -> None:
+    """By a slow clock of the API server, a pod once counted as stuck while its ranks saved."""
+    sightings, running, slow = Sightings(), Pods([RUNS]), Pods([terminating_pod(60, 120)])
+    for seconds, pods in ((0, running), (5, running), (10, slow)):
+        _, (bounded,) = sightings.with_bounded_times(JOB, STATUS, [], pods, after(seconds), MEMORY_BEHIND)
+    assert bounded.deletion_deadline == clock.to_text(after(5 + 120))
 
 
 @pytest.mark.parametrize(("reported", "expected"), [(125, 125), (125 + HOUR, 127), (125 - HOUR, 122)])

@@ -123,7 +123,7 @@ class World:
         if read is None:
             read = self.read("Job") if jobs is None else [read_job(body) for body in jobs], self.read("Pod")
         dated_jobs, dated_pods = self.sightings.with_bounded_times(
-            ("default", UID), self.status, read[0], Pods(read[1]), self.now, behind
+            ("default", UID), self.status, read[0], Pods(read[1]), self.now, behind, self.last_reports
         )
         seen = Observed(
             job=self.job,
@@ -165,6 +165,8 @@ class World:
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
         """Carry out a plan up to `effects` requests; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "every event announces a change of the status"
+        is_takeover = wanted.status.spares != self.status.spares
+        assert not is_takeover or not (wanted.stop or wanted.fail_jobs), "a takeover lets the other pods live"
         if self.watches:
             self.watches.check(wanted)
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]

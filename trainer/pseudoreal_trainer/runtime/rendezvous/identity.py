@@ -34,6 +34,9 @@ class RendezvousIdentity:
     """Number of further restarts in place that the pod may decide on by itself."""
     membership: int = 0
     """Number of the restart in place with which the present membership started; 0: worker N is pod N."""
+    is_first: bool = False
+    """Whether the pod has had no ranks yet. The other pods may then be yet to start, even if `membership` is not 0: a
+    queue that takes all pods back and admits them again leaves the membership as it is."""
 
     def after_own_restart(self) -> "RendezvousIdentity | None":
         """Return the identity after a restart decided by the pod itself; None: no such restart is left."""
@@ -58,8 +61,8 @@ def identity_in(membership: Membership, config: PhaseConfig, index: int) -> Rend
 
 
 _JOIN_SECONDS = 7 * 24 * 3600
-"""Seconds that torchrun waits for the other pods. The real limits are spec.deadlines for pods that wait for a node, and
-spec.hang.startSeconds for pods that run and do not meet."""
+"""Seconds that the torchrun of a pod without earlier ranks waits for the other pods. The real limits are spec.deadlines
+for pods that wait for a node, and spec.hang.startSeconds for pods that run and do not meet."""
 RESTART_SECONDS = 30
 """Seconds for the rendezvous of a restart in place. All pods run already. A pod with running ranks learns of the
 restart from the answer to its next report."""
@@ -81,27 +84,27 @@ def rendezvous(environment: Mapping[str, str], config: PhaseConfig, identity: Re
     """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
-    worker = {"PET_NODE_RANK": str(identity.worker)}
+    seconds = _JOIN_SECONDS if identity.is_first else rendezvous_seconds(config)
+    worker = {"PET_NODE_RANK": str(identity.worker), "PET_RDZV_CONF": f"join_timeout={seconds}"}
     if identity.restart == 0:
-        return worker | {"PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS}"}
+        return worker
     host, port = _endpoint(environment)
     membership = f"-of-{identity.membership}" if identity.membership else ""
     return worker | {
-        "PET_RDZV_CONF": f"join_timeout={rendezvous_seconds(config)}",
         "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{identity.restart}{membership}",
         "PET_RDZV_ENDPOINT": f"{_host(host, identity.host)}:{port + identity.restart}",
     }
 
 
 def rendezvous_seconds(config: PhaseConfig) -> int:
-    """Return the seconds for the rendezvous of a restart in place."""
+    """Return the seconds for the rendezvous of a restart in place, in a pod that has had ranks."""
     return SPARE_RESTART_SECONDS if config.spares else RESTART_SECONDS
 
 
 def rendezvous_deadline(config: PhaseConfig, identity: RendezvousIdentity) -> float:
-    """Return the time, in seconds of CLOCK_MONOTONIC, until which a pod waits for worker 0. Infinity before the first
-    restart in place."""
-    return time.monotonic() + (rendezvous_seconds(config) if identity.restart else inf)
+    """Return the time, in seconds of CLOCK_MONOTONIC, until which a pod waits for worker 0. Infinity if the pod has had
+    no ranks yet."""
+    return time.monotonic() + (inf if identity.is_first else rendezvous_seconds(config))
 
 
 def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool]) -> bool:

@@ -1,6 +1,8 @@
 """Rendezvous settings of pods, at the first start and after restarts in place."""
 
 import socket
+from math import inf
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ from pseudoreal_trainer.runtime.rendezvous.identity import (
     RendezvousIdentity,
     await_worker_0,
     rendezvous,
+    rendezvous_deadline,
 )
 
 
 def test_the_first_rendezvous_waits_for_days(config: Any) -> None:
-    c10d, second = {"PET_RDZV_BACKEND": "c10d"}, RendezvousIdentity(0, 1, 0, 3)
+    c10d, second = {"PET_RDZV_BACKEND": "c10d"}, RendezvousIdentity(0, 1, 0, 3, is_first=True)
     assert rendezvous(c10d, config(0), second) == {"PET_NODE_RANK": "1", "PET_RDZV_CONF": "join_timeout=604800"}
     assert rendezvous({"PET_NODE_RANK": "0"}, config(0), second) == {}
 
@@ -59,6 +62,18 @@ def test_each_restart_in_place_has_its_own_port_and_a_short_time_limit(config: A
         "PET_RDZV_ID": "uid-real-1-2",
         "PET_RDZV_ENDPOINT": "job-e1-0.service:29402",
     }
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_pods_without_earlier_ranks_wait_for_days_in_any_membership(spares: int, config: Any) -> None:
+    """A queue admits an execution again after a takeover: the membership stays, and all pods are yet to start."""
+    phase = config(0).model_copy(update={"spares": spares})
+    first, later = (RendezvousIdentity(3, 1, 0, 1, 2, is_first=is_first) for is_first in (True, False))
+    limits = [rendezvous(GIVEN, phase, identity).pop("PET_RDZV_CONF") for identity in (first, later)]
+    limit = SPARE_RESTART_SECONDS if spares else RESTART_SECONDS
+    assert limits == ["join_timeout=604800", f"join_timeout={limit}"]
+    assert rendezvous_deadline(phase, first) == inf
+    assert rendezvous_deadline(phase, later) <= monotonic() + limit
 
 
 def test_the_rendezvous_is_at_a_spare_that_became_worker_0(config: Any) -> None:
