@@ -169,7 +169,7 @@ async def test_pods_of_ended_executions_are_not_listed() -> None:
 
 async def test_end_of_a_pod_is_not_before_its_last_report() -> None:
     """The clock of the pod's node is slow."""
-    job, store, now = make_job(), ReportStore(), datetime.now(UTC)
+    job, store, now = make_job(), ReportStore(), datetime.now(UTC).replace(microsecond=0)
     key, execution = ("default", UID), Execution("pseudo", StageKind.TRAIN, 1)
     store.follow(key, frozenset())
     reported = now - timedelta(seconds=2)

@@ -69,7 +69,7 @@ def test_pod_that_reported_ended_after_its_report(reporter: str, expected: float
     given = (RUNS, pod_ended_at(-30), replace(pod_ended_at(-30), ready=True))
     for seconds, pod, reports in zip((0, 6, 9), given, ([], [report], []), strict=True):
         _, (bounded,) = sightings.with_bounded_times(
-            JOB, STATUS, [], Pods([pod]), after(seconds), MEMORY_BEHIND, lambda: reports
+            JOB, STATUS, [], Pods([pod]), after(seconds), MEMORY_BEHIND, reports.copy
         )
         assert pod is RUNS or end_of(bounded) == expected
 
