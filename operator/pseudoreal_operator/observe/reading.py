@@ -35,6 +35,9 @@ WORKERS_VARIABLE = "PET_NNODES"
 """Name of the environment variable from which torchrun in a pod reads the number of workers."""
 LOG_LINES = 50
 """Maximum number of lines of a log that are parsed, the newest ones."""
+_LOG_VALUES = 20_000
+"""Maximum number of JSON values of these lines, which take about 20 ms; a trainer's line has one for each layer at
+most."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
@@ -170,11 +173,15 @@ def read_pod(body: Json) -> Pod:
 
 def newest_report(log: str) -> ProgressReport | None:
     """Return the last progress line of a trainer's log; None if there is none."""
+    values = 0
     # Split at line feeds alone, as Kubernetes does: str.splitlines knows ten more line boundaries, so one line of
     # Kubernetes could be a million lines.
     for line in reversed(log.removesuffix("\n").rsplit("\n", LOG_LINES)[-LOG_LINES:]):
-        report = progress_of(line)
-        if report:
+        count = sum(map(line.count, "{[,"))
+        if values + count > _LOG_VALUES:
+            continue
+        values += count
+        if report := progress_of(line):
             return _without_unread_parts(report)
     return None
 

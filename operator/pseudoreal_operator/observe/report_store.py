@@ -32,7 +32,7 @@ LOG_SECONDS = 60.0
 been silent at the previous reading."""
 
 MOST_KEPT = 2**17
-"""Maximum number of ranks in the kept reports of all jobs, about 150 MB; each report, and each of its other parts,
+"""Maximum number of ranks in the kept reports of all jobs, about 190 MB; each report, and each of its other parts,
 counts as one rank more. One namespace may have a quarter: no tenant alone can fill the memory."""
 
 JobKey = tuple[str, str]

@@ -22,7 +22,9 @@ from tests.unit.operator.loop.test_loop import Server, make_job, make_loop, reco
 class Forbidding(Server):
     """A fake API server that refuses every request for the namespace `forbidden`."""
 
-    async def each(self, kind: str, namespace: str | None, *_: Any, **_also: Any) -> AsyncIterator[Json]:
+    async def each(  # type: ignore[override]
+        self, kind: str, namespace: str | None, *_: Any, **_also: Any
+    ) -> AsyncIterator[Json]:
         if namespace == "forbidden":
             raise ApiException(status=403)
         for body in self.jobs if kind == "PseudoRealJob" else ():

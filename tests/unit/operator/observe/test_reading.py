@@ -205,6 +205,18 @@ def test_no_more_lines_are_parsed_than_were_requested(separator: str, monkeypatc
     assert sum(lengths) <= 800_001
 
 
+def test_no_more_values_of_a_log_are_parsed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+
+    def parse(line: str) -> Any:
+        parsed.append(line.count(","))
+        return from_json(line)
+
+    monkeypatch.setattr(reading, "from_json", parse)
+    assert newest_report("\n".join(["[" + "[]," * 7_000 + "1]"] * 50)) is None
+    assert parsed == [7_000]
+
+
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_newest_lines_of_a_log_are_parsed(end: str) -> None:
     lines = [json.dumps(LINE | {"step": 1}), *["text"] * (reading.LOG_LINES - 1)]
