@@ -33,7 +33,8 @@ def nearest(values: NDArray[Any]) -> NDArray[Any]:
     magnitude = np.abs(values)
     low, high = (np.searchsorted(_MIDDLES, magnitude, side=side) for side in ("left", "right"))
     index = np.where((low != high) & (low % 2 == 1), high, low)
-    return np.array(NUMBERS)[index] * np.sign(values)
+    found: NDArray[Any] = np.array(NUMBERS)[index] * np.sign(values)
+    return found
 
 
 def round_rows(rows: Tensor) -> Tensor:
@@ -74,4 +75,4 @@ def _replace(module: nn.Linear) -> None:
         out: Tensor = _Linear.apply(inputs, module.weight, bias)
         return out
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward  # type: ignore[method-assign, assignment]

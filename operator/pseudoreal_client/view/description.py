@@ -154,7 +154,7 @@ def _layouts(job: ObservedJob) -> list[str]:
     ]
     if not rows:
         return []
-    heads = (
+    heads: tuple[str, ...] = (
         *("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "CONTEXT-RANKS"),
         *("SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP"),
     )

@@ -137,7 +137,8 @@ class TensorFile:
 
     def end(self, name: str) -> int:
         """Return the file offset of the first byte after a tensor. The caller has checked the header with `form`."""
-        return self._begin + self._entries[name]["data_offsets"][1]
+        end: int = self._entries[name]["data_offsets"][1]
+        return self._begin + end
 
     def read_into(self, name: str, begin: int, out: Array) -> None:
         """Fill `out`, a contiguous array, with the elements from `begin` on."""

@@ -129,7 +129,7 @@ def attend_in_parts(parts: SequenceParts, query: Tensor, keys_and_values: Tensor
         if len(parts.spans) == 1:
             return _attend_to_spans(parts.spans[0], query, keys_and_values, parts.window)
         rows = zip(parts.spans, query.split(1), keys_and_values.split(1), strict=True)
-        return torch.cat([_attend_to_spans(spans, *row, parts.window) for spans, *row in rows])
+        return torch.cat([_attend_to_spans(spans, q, kv, parts.window) for spans, q, kv in rows])
 
 
 def _attend_to_spans(spans: Sequence[Span], query: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 from math import prod
+from typing import Any
 
 import pytest
 from pseudoreal_trainer.plan.effects import traffic_bytes
@@ -27,8 +28,8 @@ BALANCED = {
 }
 WITH_EXPERTS = json.dumps({"sequenceLength": 8, "experts": BALANCED})
 
-TWO = {"data": 2, "context_ranks": 2, "drawn": LONG}
-FOUR = {"data": 4, "drawn": LONGER}
+TWO: dict[str, Any] = {"data": 2, "context_ranks": 2, "drawn": LONG}
+FOUR: dict[str, Any] = {"data": 4, "drawn": LONGER}
 TWO_RANKS = [
     *each(**TWO, order=ORDERS, micro_batches=[1, 3]),
     *each(**TWO, sharding=["None", "Optimizer", "Gradients", "Full"], homes="hDd", clipping="Global"),

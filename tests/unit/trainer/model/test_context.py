@@ -74,7 +74,7 @@ def test_spans_have_each_token_once_with_all_tokens_before_it_in_its_document(dr
     starts = [begin for begin, n in zip(accumulate(lengths, initial=0), lengths, strict=False) for _ in range(n)]
     for rank in range(ranks):
         cut = ContextCut(ranks, rank, sum(lengths))
-        found = {}
+        found = dict[int, tuple[int, int]]()
         for span in spans_of(cut.chunks, lengths):
             assert len(span.queries) <= len(span.keys)
             ends = range(span.keys.stop - len(span.queries), span.keys.stop)

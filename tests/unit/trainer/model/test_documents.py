@@ -232,7 +232,7 @@ def test_positions_begin_anew_in_each_document() -> None:
         return hidden
 
     modules._run_block[False] = block
-    modules.block(hidden, 0, documents=find_documents(tokens, END, tokens))
+    modules.block(hidden, 0, scope=find_documents(tokens, END, tokens))
     for found, table in zip(given[0], rotary(spec, LENGTH, hidden), strict=True):
         expected = [[table[place] for part in cut(row, END) for place in range(len(part))] for row in tokens.tolist()]
         assert torch.equal(found, torch.stack([torch.stack(row) for row in expected]))
@@ -252,7 +252,7 @@ def test_other_documents_cause_no_recompilation(monkeypatch: pytest.MonkeyPatch)
     modules.of(1).bind(torch.randn(modules.of(1).numel, dtype=torch.float64))
     hidden, compiled = torch.randn(2, LENGTH, 32, dtype=torch.float64), []
     for rows in (tokens[:2], tokens[1:3], tokens[2:4], tokens[3:]):
-        modules.block(hidden, 0, documents=find_documents(rows, END, rows))
+        modules.block(hidden, 0, scope=find_documents(rows, END, rows))
         compiled.append(len(graphs))
     torch.compiler.reset()
     assert compiled == [compiled[0]] * 4
