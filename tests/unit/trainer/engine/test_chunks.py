@@ -22,7 +22,9 @@ CASES = [
     # A micro-batch has one sequence: one rank has none.
     Case(sequence_chunks=2, data=2, sequences=1),
 ]
-want(CASES, written=True)
+WRITTEN = [case for case in CASES if case.products == "Compute"][::5]
+want(CASES)
+want(WRITTEN, written=True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -36,7 +38,7 @@ def test_evaluation_in_chunks_equals_the_reference(case: Case, engine_results: d
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
 def test_text_is_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    expected = reference.write(case, engine_results[case][0].weights) if case.products == "Compute" else None
-    assert expected is None or all(result.written == expected for result in engine_results[case])
+    expected = reference.write(case, engine_results[case][0].weights)
+    assert all(result.written == expected for result in engine_results[case])

@@ -71,9 +71,12 @@ def _meshes_of_eight() -> list[Case]:
     ]
 
 
-EIGHT_RANKS = DEPTH.of(_meshes_of_eight()[::4], _meshes_of_eight())
-CLOSE = [*TWO_RANKS, *FOUR_RANKS, *EIGHT_RANKS]
-want(CLOSE, written=True)
+EIGHT_RANKS = DEPTH.of(_meshes_of_eight()[::6], _meshes_of_eight())
+FEW, SOME = DEPTH.of(TWO_RANKS[::2], TWO_RANKS), DEPTH.of(FOUR_RANKS[::3], FOUR_RANKS)
+CLOSE = [*FEW, *SOME, *EIGHT_RANKS]
+WRITTEN = [*FEW[::4], *SOME[::4]]
+want(CLOSE)
+want(WRITTEN, written=True)
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
@@ -89,7 +92,7 @@ def test_evaluation_with_context_ranks_equals_the_reference(
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", [*TWO_RANKS, *FOUR_RANKS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
 def test_text_is_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     expected = reference.write(case, engine_results[case][0].weights)
     assert all(result.written == expected for result in engine_results[case])
