@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.agreement import assert_trained_alike
 from tests.unit.trainer.engine.support.cases import Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 ORDERS = ["Layered", "GPipe", "1F1B", "Interleaved"]
 LONG = json.dumps({"sequenceLength": 12})
@@ -106,8 +105,7 @@ def test_gathers_move_the_bytes_of_the_plan(case: Case, engine_results: dict[Cas
     local = model.sequence_length // case.context_ranks * case.sequences * case.context_ranks // case.data
     gathered = (case.context_ranks - 1) * 2 * model.key_size * local * 8
     passes = (3 if case.keep == "Inputs" else 2) * case.micro_batches
-    sizes = Sizes(model, tuple(units_of(model, case.sharing)), 8, 8, case.sequences)
-    plans = step_plan(layout)
+    sizes, plans = sizes_of(case), step_plan(layout)
     for rank, result in enumerate(engine_results[case]):
         pipeline = rank // case.data
         layers = sum(0 < position < layout.head for position in layout.positions(pipeline))
