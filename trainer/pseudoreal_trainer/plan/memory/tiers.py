@@ -164,13 +164,15 @@ def _crosses_in_parts(layout: Layout, unit: int) -> bool:
 
 
 def _tokens_on_device(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes of a step's tokens on a GPU and, if documents are masked, of their positions. On a CPU, tokens
-    stay where the batch has them."""
+    """Return the bytes of a step's tokens on a GPU and, if documents are masked, of their positions: of whole
+    sequences, and of the rank's parts of them. On a CPU, tokens stay where the batch has them."""
     if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return 0
     sequences, length = sizes.max_sequences(layout), sizes.model.sequence_length
     tokens = sizes.allocated(token_bytes([(sequences, length)]))
-    positions = sizes.allocated(TOKEN_BYTES * sequences * length) if sizes.masks_documents else 0
+    lengths = [length] if layout.context_ranks == 1 else [length, length // layout.context_ranks]
+    of_documents = sum(sizes.allocated(TOKEN_BYTES * sequences * tokens) for tokens in lengths)
+    positions = of_documents if sizes.masks_documents else 0
     return layout.micro_batches * (tokens + positions)
 
 

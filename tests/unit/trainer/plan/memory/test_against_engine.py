@@ -213,11 +213,19 @@ def test_predicted_peak_equals_the_allocators_with_expert_parallelism(case: Case
 
 @pytest.mark.parametrize("case", PARTS, ids=lambda case: case.name)
 def test_predicted_peak_is_an_upper_bound_with_context_ranks(case: Case, peaks: dict[Case, list[int]]) -> None:
-    """Masks, and gradients of keys and values as they are summed, are counted for the worst rank and moment."""
+    """Masks, and gradients of keys and values as they are summed, are counted for the worst rank and moment.
+
+    Two things on a CPU come on top: positions of documents, which the prediction counts on a GPU only, and tensors that
+    gloo holds. Each of its two threads keeps input and output of its last collective until the next one.
+    """
     (steps,) = step_plan(case.layout)
-    predicted = activation_peak(case.layout, sizes_of(case), 0, steps).device
+    sizes, ranks = sizes_of(case), case.context_ranks
+    predicted = activation_peak(case.layout, sizes, 0, steps).device
+    length, features = sizes.model.sequence_length, 2 * sizes.model.key_size
+    positions = case.micro_batches * sizes.micro_batch * (length + length // ranks) * 8 if case.documents else 0
+    gathered = sizes.micro_batch * length * features * sizes.compute_bytes
     for most in peaks[case]:
-        assert 0.7 * predicted <= most <= 1.02 * predicted
+        assert 0.7 * predicted <= most <= 1.02 * predicted + positions + 4 * gathered
 
 
 LONG = json.dumps({"sequenceLength": 64})
