@@ -26,65 +26,46 @@ class BenchmarkModel:
     micro_batches: tuple[int, ...] = (1, 4, 16)
 
 
+def _model(layers: int, hidden_size: int, sequence_length: int) -> Model:
+    """Return a model with heads of 64 features, and MLPs four times as wide as its hidden size."""
+    return Model(
+        layers=layers,
+        hidden_size=hidden_size,
+        attention=Attention(heads=hidden_size // 64),
+        sequence_length=sequence_length,
+        feed_forward=FeedForward(size=4 * hidden_size),
+    )
+
+
 MODELS = {
     "tiny": BenchmarkModel(
-        Model(
-            layers=6,
-            hidden_size=256,
-            attention=Attention(heads=4),
-            sequence_length=64,
-            feed_forward=FeedForward(size=1024),
-        ),
+        _model(layers=6, hidden_size=256, sequence_length=64),
         effort=Effort(rounds=2, warm_up=2, timed=5),
     ),
     "larger": BenchmarkModel(
-        Model(
-            layers=16,
-            hidden_size=512,
-            attention=Attention(heads=8),
-            sequence_length=64,
-            feed_forward=FeedForward(size=2048),
-        ),
+        _model(layers=16, hidden_size=512, sequence_length=64),
         effort=Effort(rounds=1, warm_up=1, timed=5),
     ),
     "long": BenchmarkModel(
-        Model(
-            layers=4,
-            hidden_size=256,
-            attention=Attention(heads=4),
-            sequence_length=2048,
-            feed_forward=FeedForward(size=1024),
-        ),
+        _model(layers=4, hidden_size=256, sequence_length=2048),
         effort=Effort(rounds=1, warm_up=1, timed=5),
         sequences=4,
         micro_batches=(1, 4),
     ),
     "hundred": BenchmarkModel(
-        Model(
-            layers=8,
-            hidden_size=1024,
-            attention=Attention(heads=16),
-            sequence_length=64,
-            feed_forward=FeedForward(size=4096),
-        ),
+        _model(layers=8, hidden_size=1024, sequence_length=64),
         effort=Effort(rounds=1, warm_up=1, timed=5),
         micro_batches=(1, 4),
     ),
     "three-hundred": BenchmarkModel(
-        Model(
-            layers=24,
-            hidden_size=1024,
-            attention=Attention(heads=16),
-            sequence_length=1024,
-            feed_forward=FeedForward(size=4096),
-        ),
+        _model(layers=24, hidden_size=1024, sequence_length=1024),
         effort=Effort(rounds=1, warm_up=1, timed=2),
         sequences=2,
         micro_batches=(1,),
     ),
 }
-"""Models by name. `long` has sequences as long as in real training; `hundred` has 101 M parameters, `three-hundred`
-302 M, so that a step of one sequence per rank takes over half a minute on one core."""
+"""Models by name. `long` has sequences as long as in real training; `hundred` has 101 M parameters. `three-hundred` has
+303 M, and a step of one sequence per rank takes about half a minute on one core."""
 
 
 class Case(BaseModel, frozen=True):

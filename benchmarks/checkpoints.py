@@ -35,7 +35,6 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.saving import Saver
 from pydantic import BaseModel
-from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -188,7 +187,13 @@ def _dcp(way: str, folder: Path, mode: CheckpointMode) -> Saving:
 
 
 def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
-    state, seconds, stalls = _state(bench.engine), [], []
+    # The tensors that the engine updates, as a trainer would pass them.
+    state = {
+        f"{unit}.{kind}": one.part(kind, 0, one.shard.length)
+        for unit, one in bench.engine.state._store.states.items()
+        for kind in KINDS
+    }
+    seconds, stalls = [], []
     with _growth() as grown:
         for _ in range(_SAVES):
             bench.step()
@@ -204,14 +209,6 @@ def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
                 stalls.append(time.perf_counter() - begin)
             seconds.append(time.perf_counter() - begin)
     return Saving(way=way, seconds=median(seconds), stall_seconds=median(stalls), extra_bytes=grown[0])
-
-
-def _state(engine: Engine) -> dict[str, Tensor]:
-    """Return the tensors that the engine updates, as a trainer would pass them."""
-    states = engine.state._store.states
-    return {
-        f"{unit}.{kind}": state.part(kind, 0, state.shard.length) for unit, state in states.items() for kind in KINDS
-    }
 
 
 def _deepspeed(way: str, folder: Path) -> Saving:
@@ -374,6 +371,11 @@ def section() -> str:
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
     share = f"… as a share of the time of {EVERY_STEPS} steps"
+    own_loads = "".join(
+        f" {one.way} loads its own files in {one.load_seconds:.2f} s."
+        for one in found.savings
+        if one.load_seconds is not None
+    )
     return f"""## Saving and loading
 
 One rank trains the [larger model](steps.md#larger-model). Its state has {found.bytes / 2**20:.0f} MiB and is on the
@@ -396,15 +398,7 @@ them by `cat` to `/dev/null`:
 - If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. `cat` reads them in
   {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of the throughput of `cat`.
 - From the page cache, torch.distributed.checkpoint loads its own files in {found.dcp_load_seconds:.2f} s, without
-  comparing digests.{_deepspeed_loads(found)}"""
-
-
-def _deepspeed_loads(found: Measured) -> str:
-    return "".join(
-        f" {one.way} loads its own files in {one.load_seconds:.2f} s."
-        for one in found.savings
-        if one.load_seconds is not None
-    )
+  comparing digests.{own_loads}"""
 
 
 if __name__ == "__main__":

@@ -148,7 +148,16 @@ def bars(results: Results) -> list[Bar]:
             "{:.1%}".format,
             _ratios(preparing, ALONE),
         ),
-        *_reading_bars(reading),
+        *(
+            Bar(
+                f"samples read per second from {_CACHE[case]}, compared with {stack}",
+                2.0,
+                "{:.2f}×".format,
+                _ratios(reading, stack, case),
+            )
+            for stack in (MEGATRON, LONG)
+            for case in get_args(Temperature)
+        ),
         Bar(
             "memory that a data set of 10^12 samples adds to a rank",
             100.0,
@@ -164,13 +173,6 @@ def bars(results: Results) -> list[Bar]:
             is_least=False,
         ),
     ]
-
-
-def _reading_bars(found: Reading | None) -> Iterator[Bar]:
-    for stack in (MEGATRON, LONG):
-        for case in get_args(Temperature):
-            what = f"samples read per second from {_CACHE[case]}, compared with {stack}"
-            yield Bar(what, 2.0, "{:.2f}×".format, _ratios(found, stack, case))
 
 
 def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[float | None] | None:

@@ -29,7 +29,9 @@ def describe(device: str) -> Machine:
     on_gpu = device == "cuda"
     return Machine(
         device=torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
-        driver=_driver() if on_gpu else "none",
+        driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0]
+        if on_gpu
+        else "none",
         versions={"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton")},
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
@@ -41,10 +43,6 @@ def describe(device: str) -> Machine:
 
 def file_system(folder: Path) -> str:
     return _output("stat", "--file-system", "--format=%T", str(folder))
-
-
-def _driver() -> str:
-    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0]
 
 
 def _output(*command: str) -> str:

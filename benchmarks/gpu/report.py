@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import claims, pages
 from benchmarks.claims import Claim
-from benchmarks.gpu.cases import TIMED, Case, Point
+from benchmarks.gpu.cases import TIMED, Case
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.results import DOCTOR_FILE, RESULTS_FILE, Measured, Record, Results, loss_differences
 from benchmarks.results import RESULTS
@@ -235,17 +235,13 @@ _NOT_MEASURED = "These cases were not measured, for the reason after the last co
 
 
 def _left_out(records: Sequence[Record]) -> str:
-    lines = [
-        f"- {record.case.label}: {_tokens(record.left_out)}{record.problem or 'no time was left'}."
-        for record in records
-        if record.left_out or record.problem
-    ]
+    lines = []
+    for record in records:
+        points = ", ".join(f"{point.tokens:,} tokens with n = {point.micro_batches}" for point in record.left_out)
+        if points or record.problem:
+            said = filter(None, (record.case.label, points, record.problem or "no time was left"))
+            lines.append(f"- {': '.join(said)}.")
     return "\n".join([_NOT_MEASURED, "", *lines]) if lines else ""
-
-
-def _tokens(points: Sequence[Point]) -> str:
-    said = ", ".join(f"{point.tokens:,} tokens with n = {point.micro_batches}" for point in points)
-    return f"{said}: " if points else ""
 
 
 if __name__ == "__main__":

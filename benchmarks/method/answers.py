@@ -55,8 +55,8 @@ def answers(leading: Sequence[Comparison]) -> Iterator[str]:
     for one in leading:
         size = f"{one.parameters:,} parameters without the embedding, {one.tokens:,} tokens"
         yield f"**{one.study.capitalize()}, {size}:**"
-        if notes := [*_provisional(one), *_reservations(one)]:
-            yield "\n".join(notes)
+        if reservations := "\n".join(_reservations(one)):
+            yield reservations
         yield table(_HEAD, [_row(one, trial) for trial in one.trials])
 
 
@@ -105,13 +105,10 @@ def _certainty(leading: Sequence[Comparison]) -> str:
     )
 
 
-def _provisional(one: Comparison) -> Iterator[str]:
+def _reservations(one: Comparison) -> Iterator[str]:
     if one.lacking:
         counts = joined(f"*{name}* {have} of {wanted}" for name, (have, wanted) in one.lacking.items())
         yield f"- **Provisional**: seeds are missing. Seeds with unshared training, of the planned ones: {counts}."
-
-
-def _reservations(one: Comparison) -> Iterator[str]:
     single = [trial.arm.name for trial in one.trials if len(trial.paired) == 1]
     if single:
         yield f"- One seed, no interval: {named(single)}."

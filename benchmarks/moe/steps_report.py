@@ -134,12 +134,9 @@ def _cells(found: Beside, stack: str, case: cases.Case) -> list[str]:
         return [f"`{errors[0]}`", "", ""]
     base = found.of(COUNTERPARTS.get(stack, stack), case)
     return [
-        _compared(figure(runs), figure(base), is_peer=stack in COUNTERPARTS) for figure in (fastest, middle, processor)
+        f"{1000 * figure(runs):,.0f}" + (f" ({figure(runs) / figure(base):.2f}×)" if stack in COUNTERPARTS else "")
+        for figure in (fastest, middle, processor)
     ]
-
-
-def _compared(value: float, base: float, *, is_peer: bool) -> str:
-    return f"{1000 * value:,.0f}" + (f" ({value / base:.2f}×)" if is_peer else "")
 
 
 def _timed(runs: Sequence[Run]) -> list[Step]:
@@ -181,18 +178,14 @@ include the time in which threads wait for the disk."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
-        rows += _curve(name, taken)
+        first = taken[0]
+        rows += [
+            [f"**{name}**: time of a step", *(f"{ratio(each, first):.2f}×" for each in taken)],
+            ["… passes, s", *(f"{each.passes:.2f} ({passes_ratio(each, first):.2f}×)" for each in taken)],
+            ["… others, s", *(f"{each.others:.2f}" for each in taken)],
+        ]
     verdicts = "\n".join(_verdict(name, taken) for name, taken in found.items())
     return [text, table(header, rows), f"{_FLAT}\n\n{verdicts}", _WHY]
-
-
-def _curve(name: str, taken: Sequence[Taken]) -> list[list[str]]:
-    first = taken[0]
-    return [
-        [f"**{name}**: time of a step", *(f"{ratio(each, first):.2f}×" for each in taken)],
-        ["… passes, s", *(f"{each.passes:.2f} ({passes_ratio(each, first):.2f}×)" for each in taken)],
-        ["… others, s", *(f"{each.others:.2f}" for each in taken)],
-    ]
 
 
 def passes_ratio(taken: Taken, base: Taken) -> float:

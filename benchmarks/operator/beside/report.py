@@ -19,7 +19,7 @@ from benchmarks.operator.beside.stacks import (
     TRAINING_OPERATOR,
     TWO_PHASES,
 )
-from benchmarks.operator.results import MOST_JOBS, Quantiles, markdown
+from benchmarks.operator.results import MOST_JOBS, markdown
 
 PICTURE = Path("docs/images/operator-beside.svg")
 PEERS = (TRAINING_OPERATOR.title, TRAINER.title)
@@ -44,7 +44,7 @@ _FIGURES: tuple[tuple[str, Callable[[Life], str]], ...] = (
     ("peak memory of the controllers, MB", lambda life: f"{life.peak_bytes / _MB:,.0f}"),
     (
         "from the end of the master or the last pod to the reported end of the job, p50 and p99, s",
-        lambda life: _shown(life.reaction),
+        lambda life: f"{life.reaction.p50:.2f}, {life.reaction.p99:.2f}",
     ),
     ("after all jobs have finished: share of a processor", lambda life: f"{life.idle.processor_share:.1%}"),
     ("… writes", lambda life: f"{life.idle.writes}"),
@@ -284,10 +284,6 @@ def _measured(lives: Sequence[Life]) -> str:
         else ""
     )
     return f"The machine has {machine.hardware()}. {machine.stamped(BESIDE)}{warning}"
-
-
-def _shown(found: Quantiles) -> str:
-    return f"{found.p50:.2f}, {found.p99:.2f}"
 
 
 def draw(lives: Sequence[Life], path: Path = PICTURE) -> None:
