@@ -10,12 +10,12 @@ A few divisions decide whether a number of workers fits, without trying layouts:
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from math import isqrt
 
 from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
     has_equal_rounds,
+    divisors,
     has_some_layout,
     knows_choices_in_time,
     layers_of,
@@ -129,8 +129,8 @@ class _Layouts:
         return self._least(groups, most, pipeline)
 
     def _least(self, groups: int, most: int, pipeline: int) -> int | None:
-        """Return the smallest number of micro-batches, at most `most`, for which no rank has more sequences at a time
-        than with all workers; None if there is none. `groups`: groups of data-parallel ranks with different
+        """Return the smallest possible number of micro-batches, at most `most`, with at most `at_a_time` sequences per
+        rank at a time; None if there is none. `groups`: number of groups of data-parallel ranks; each group has its own
         sequences."""
         least = -(-self.phase.batch.sequences // (self.at_a_time * groups))
         for number in self._numbers[bisect_left(self._numbers, least) :]:
@@ -145,11 +145,5 @@ class _Layouts:
         """Possible numbers of micro-batches for any number of workers, ascending: divisors of the batch's sequences, at
         least the number in the spec. With a fixed layout, `knows_choices_in_time` must hold."""
         batch, is_chosen = self.phase.batch, self.phase.parallelism.layout == "Auto"
-        divisors = _divisors(batch.sequences, batch.micro_batches)
-        return [each for each in divisors if is_chosen or knows_choices_in_time(self.spec, self.phase, each)]
-
-
-def _divisors(number: int, least: int) -> list[int]:
-    """Return the divisors of `number` from `least` on, ascending."""
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return sorted({each for divisor in small for each in (divisor, number // divisor) if each >= least})
+        possible = (each for each in divisors(batch.sequences) if each >= batch.micro_batches)
+        return [each for each in possible if is_chosen or knows_choices_in_time(self.spec, self.phase, each)]

@@ -1,7 +1,7 @@
 """Resolves a job's spec into the configuration of each phase, with checks beyond the schema. Pure."""
 
 from dataclasses import dataclass
-from math import ceil, gcd, isqrt
+from math import ceil, gcd
 from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
@@ -385,32 +385,46 @@ def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where:
 
 def has_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int) -> bool:
     """Return whether `ranks` ranks can be laid out: some number of pipeline ranks leaves each data-parallel rank a
-    sequence, or a part of one."""
-    length, top_k = spec.model.sequence_length, spec.model.top_k
-    counts_sequences = spec.model.experts is not None and (
+    sequence, or a part of one.
+
+    It suffices to look at the largest number of context ranks that divides the ranks: a layout with fewer of them, and
+    more pipeline ranks, has as many groups of data-parallel ranks or more.
+    """
+    layers, sequences = layers_of(spec, phase), phase.batch.sequences
+    groups = ranks // gcd(ranks, most_context_ranks(spec.model))  # if there are no pipeline ranks
+    if groups <= max(layers, sequences) or groups > layers * sequences:
+        return groups <= max(layers, sequences)
+    return any(groups <= each * layers and each <= sequences for each in divisors(groups))
+
+
+def most_context_ranks(model: Model) -> int:
+    """Return the largest number of context ranks; the others are its divisors. Sequences have two equal chunks for each
+    context rank, and experts must not count the tokens of whole sequences."""
+    length, top_k = model.sequence_length, model.top_k
+    counts_sequences = model.experts is not None and (
         top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
     )
-    # A number of context ranks divides the ranks, and twice the number divides the length.
-    context = [1] if counts_sequences or length % 2 else _divisors(gcd(ranks, length // 2))
-    layers, sequences = layers_of(spec, phase), phase.batch.sequences
-    return any(_has_some_pipeline(ranks // number, layers, sequences) for number in context)
+    return 1 if counts_sequences or length % 2 else length // 2
 
 
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return [*small, *(number // divisor for divisor in small)]
+def possible_context_ranks(model: Model, ranks: int) -> list[int]:
+    """Return the numbers of context ranks that `ranks` ranks allow, ascending."""
+    return divisors(gcd(ranks, most_context_ranks(model)))
 
 
-def _has_some_pipeline(ranks: int, layers: int, sequences: int) -> bool:
-    """Return whether some number of pipeline ranks, at most `layers`, leaves no more data-parallel ranks than
-    sequences.
-
-    Equivalent: whether `ranks` has a divisor between ranks / layers and sequences.
-    """
-    least, most, root = ceil(ranks / layers), min(sequences, ranks), isqrt(ranks)
-    small = range(least, min(most, root) + 1)
-    large = range(ceil(ranks / most), min(ranks // least, root) + 1)
-    return any(ranks % number == 0 for divisors in (small, large) for number in divisors)
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number, ascending. An elastic phase asks for thousands of products of small
+    numbers, which have only small prime factors, so their factors are found in few steps."""
+    found, rest, factor = [1], number, 2
+    while rest > 1:
+        if factor * factor > rest:
+            factor = rest
+        power, before = 1, found
+        while rest % factor == 0:
+            rest, power = rest // factor, power * factor
+            found = [*found, *(each * power for each in before)]
+        factor += 1
+    return sorted(found)
 
 
 def _check_spread(phase: Phase, data: int, where: str) -> None:

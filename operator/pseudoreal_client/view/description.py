@@ -158,16 +158,13 @@ def _layouts(job: ObservedJob) -> list[str]:
         *("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "CONTEXT-RANKS"),
         *("SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP"),
     )
-    if all(row[heads.index("CONTEXT-RANKS")] == "1" for row in rows):
-        heads, *rows = [_without(row, heads.index("CONTEXT-RANKS")) for row in (heads, *rows)]
+    context = heads.index("CONTEXT-RANKS")
+    if all(row[context] == "1" for row in rows):
+        heads, *rows = [row[:context] + row[context + 1 :] for row in (heads, *rows)]
     notes = [
         f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in chosen.items()
     ]
     return [*columns([heads, *rows]), *notes]
-
-
-def _without(cells: tuple[str, ...], index: int) -> tuple[str, ...]:
-    return cells[:index] + cells[index + 1 :]
 
 
 def _chosen_layout(layout: ChosenLayout) -> list[str]:

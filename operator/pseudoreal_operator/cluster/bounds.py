@@ -32,15 +32,15 @@ TOO_LARGE, TOO_MANY_VALUES, TOO_DEEP, NO_JSON = "TooLarge", "TooManyValues", "To
 _AFTER_METADATA = re.compile(b'"managedFields":|"spec":')
 _ITEMS = b'"items":'
 _TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(:?)|["{}\[\]]', re.DOTALL)
-"""A bracket of a JSON text, or a string, with group 2 if it is a key. A quotation mark alone begins a string that was
-cut off. Possessive, because a string may have millions of characters."""
+"""A bracket of a JSON text, or a string: group 1 is its content, group 2 the colon after a key. A lone quotation mark
+begins a truncated string. The quantifiers are possessive, because a string may have millions of characters."""
 _MOST_TOKENS = 20_000
 """Maximum number of strings and brackets before the name of a custom resource; reading them takes about 10 ms."""
 _IDENTITY = {
     b"name": re.compile(rb"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"),
     b"namespace": re.compile(rb"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"),
 }
-"""Fields that name a custom resource -> form of their values."""
+"""Metadata field that identifies a custom resource -> pattern of its value."""
 
 
 class Unreadable(ValueError):
@@ -145,11 +145,12 @@ def page_head_of(head: bytes) -> Json:
 
 
 def name_of_unreadable(line: bytes) -> tuple[str, str] | None:
-    """Return the namespace and name of the custom resource in a line of a watch that cannot be parsed; None if they do
-    not come within _MOST_TOKENS, or were cut off.
+    """Return the namespace and name of the custom resource in an unparsable line of a watch; None if they are
+    malformed, truncated, or not within the first _MOST_TOKENS.
 
-    Fields of custom resources are sorted by their names, so annotations, labels and managed fields come before name and
-    namespace. Only the depth and the path of a field tell whether the API server or a user has written it.
+    The fields of custom resources are sorted by name, so annotations, labels and managed fields come before name and
+    namespace. Only depth and path of a field distinguish the genuine name from a name forged by a user, for instance in
+    a label.
     """
     path, found, depth = [b""] * 4, dict[bytes, str](), 0
     for token in islice(_TOKEN.finditer(line), _MOST_TOKENS):

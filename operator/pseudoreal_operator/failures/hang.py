@@ -161,10 +161,12 @@ def _hang(view: View, over: _Clock) -> Hang:
 
 def _unreachable_pods(view: View) -> list[Pod]:
     """Return the suspected pods that cannot report that they wait: members that fell silent, then running pods that
-    have not reported as members. Empty if no member reports."""
+    have not reported as members, unless there is no room for some reports. Empty if no member reports."""
     members, silent = reports_of_members(view), _silent_pods(view)
     if len(silent) == len(members):
         return []
+    if view.observed.refuses_reports:
+        return silent
     reporting = {last_report.index for last_report in members}
     return silent + [pod for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
 

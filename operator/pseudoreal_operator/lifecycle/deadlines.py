@@ -90,9 +90,9 @@ def late_start_sentence(view: View) -> str | None:
 def have_all_started(view: View) -> bool:
     """Return whether all workers have run since the pods were requested.
 
-    A report of training, or of ranks that have ended, proves that all workers have met. A pod that is missing
-    afterwards was lost: the rules about missing workers decide. Earlier reports, of pods that a queue took back, do not
-    count.
+    A report proves that all workers have met if it shows training, ended ranks, or ranks lost before a restart in
+    place. A pod missing afterwards was lost: the rules about missing workers decide. Earlier reports do not count: they
+    came from pods taken back by a queue.
     """
     if view.started_pods >= view.workers:
         return True
@@ -105,9 +105,9 @@ def have_all_started(view: View) -> bool:
 
 
 def _had_ranks(last_report: LastReport, begun: int) -> bool:
-    """Return whether the pod had ranks before its newest restart in place. A pod that only begins the present
-    membership, with restart `begun`, may have had none: a spare pod, or a pod that a queue admitted after the
-    takeover."""
+    """Return whether the pod is known to have had ranks before its newest restart in place. `begun`: restart at the
+    start of the present membership. A pod that has only followed this restart may have had no ranks: a spare pod, or a
+    pod admitted by a queue after the takeover."""
     in_place = last_report.report.in_place
     return in_place is not None and (in_place.peer_lost or in_place.restarts > begun)
 

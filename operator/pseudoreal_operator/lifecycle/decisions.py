@@ -80,10 +80,10 @@ def event(view: View, reason: Reason, message: str, detail: str = "") -> Event:
 
 def start_events(view: View) -> Iterator[Event]:
     """Yield the events for the start of the present execution. The event for the start of the stage is left out if the
-    status says that the stage has started."""
+    stored status says that the stage has started."""
     if view.status.restart_after is not None:
         yield event(view, Reason.RESTART_STARTED, f"Execution {view.execution.number} starts.")
-    if is_started(view.status.phases, view.stage):
+    if is_started(view.status.phases, view.stage) and not view.has_unrecorded_start:
         return
     if view.stage.kind is StageKind.DELINK:
         grown = growth_text(view.spec, view.stage.index)

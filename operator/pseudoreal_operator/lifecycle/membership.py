@@ -75,9 +75,9 @@ class LostWorkers:
 
 
 def find_lost_workers(view: View) -> LostWorkers:
-    """Return the workers whose pods are missing, failed or stuck. If there are any, also return the workers whose pods
-    were told of the present membership long ago and have not begun it: the lost ones may have waited for them. Until
-    all workers have met, a missing pod counts as one that is yet to be created."""
+    """Return the workers with missing, failed or stuck pods. If there are any, also return each worker whose pod was
+    told of the present membership over JOIN_SECONDS ago and has not begun it: the lost pods may have waited for this
+    pod. Until all workers have met, a missing pod does not count as lost, but as yet to be created."""
     stuck = [pod for pod in view.pods.leaving if is_stuck(pod, view.now)]
     missing = view.missing_workers if have_all_started(view) else []
     lost = {*missing, *(pod.index for pod in (*view.pods.failed, *stuck))}

@@ -191,8 +191,11 @@ def _to_plan(view: View, decision: Decision, settings: Settings | None) -> Plan:
     manifests = _manifests_to_create(view, decision, settings) if settings else []
     # The status must say why a Job is deleted (a new execution's number, or the job's end) before the Job is deleted.
     # If an operator died between the two in the other order, the next pass would conclude that someone else deleted the
-    # Job.
+    # Job. The status must also have the start of the execution: once its Job is deleted, only the status tells that the
+    # number of the execution is used up.
     announced = status.execution > view.observed.status.execution > 0 or decision.ended is not None
+    keeps_jobs = announced or view.has_unrecorded_start
+    waits = [*_waits(view, decision), *progress_waits, *([0.0] if view.has_unrecorded_start else [])]
     # A takeover saves an execution that counts as doomed without it: the observation has the members from before. The
     # next pass, which follows at once, stops the replaced pods.
     takes_over = status.spares != view.observed.status.spares
@@ -200,10 +203,10 @@ def _to_plan(view: View, decision: Decision, settings: Settings | None) -> Plan:
         status,
         stop=() if takes_over else _pods_to_end(view),
         fail_jobs=() if takes_over else _jobs_to_fail(view, execution),
-        delete=() if announced else (*_other_running_jobs(view, execution), *_jobs_beyond_history(view)),
+        delete=() if keeps_jobs else (*_other_running_jobs(view, execution), *_jobs_beyond_history(view)),
         apply=tuple(manifests),
         events=decision.events,
-        requeue_after=min([*_waits(view, decision), *progress_waits], default=None),
+        requeue_after=min(waits, default=None),
     )
 
 

@@ -142,7 +142,7 @@ def job_suspended(view: View) -> Decision | None:
         status_with(status, restart_after=None),
         "Suspended",
         not_progressing("Suspended", "The job is suspended."),
-        events=() if conditions.is_true(view.status, "Suspended") else (suspension,),
+        events=() if conditions.is_true(view.status, "Suspended") else (*unposted_start_events(view), suspension),
         suspended=NewCondition("Suspended", "True", "Requested", text),
         requeue_after=None,
     )

@@ -110,7 +110,7 @@ async def _idle_job(
         return None
     now = datetime.now(UTC)
     key, phases = (job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status)
-    deps.report_store.follow(key, phases, requeue, pods=most_pods(job.spec))
+    deps.report_store.follow(key, most_pods(job.spec), phases, requeue)
     observed = build_observed(deps.report_store, job, status, children.jobs, Pods(children.pods), now)
     wanted = await run(plan, observed, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None

@@ -54,7 +54,7 @@ _START_SECONDS = 5.0
 permissions, must not hold up the others."""
 
 UNREADABLE_SECONDS = 60.0
-"""Minimum seconds between two passes over a job that cannot be read, however often the job changes: such a job may have
+"""Minimum seconds between two passes over an unreadable job, however often the job changes: such a job may have
 megabytes, and each pass requests all of it."""
 
 PAUSE_SECONDS = 1.0
@@ -82,7 +82,7 @@ class Loop:
         self._job_changes_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
         self._changed_meanwhile: set[str] | None = None
-        """Uids of jobs that changed since the list in progress was requested: the list may hold older versions. None:
+        """Uids of jobs that have changed during the list in progress: the list may hold older versions of them. None:
         no list is in progress."""
         self._unreadable_limit = Limiter(per_second=1 / UNREADABLE_SECONDS, burst=1)
         self._leads = False
@@ -232,7 +232,8 @@ class Loop:
                 self.job_unreadable(*name_of(body))
 
     def job_unreadable(self, namespace: str, name: str) -> None:
-        """Queue a pass over a job that cannot be read; the pass reports this in the job's status."""
+        """Queue a pass over a job that a watch or list cannot read; if the pass cannot read the job either, it reports
+        this in the job's status, and changes of children cause no pass for UNREADABLE_SECONDS."""
         job = Name(namespace, name)
         self._memory.distrust(job)
         self._queue_pass(job, 0.0 if self._unreadable_limit.allows(job) else UNREADABLE_SECONDS)
@@ -271,6 +272,7 @@ class Loop:
                         partial(self._queue.add, name),
                         self._router.status_written,
                         partial(self._delay_after_large_list, name),
+                        partial(self._queue.block, name, UNREADABLE_SECONDS),
                     )
                     return _within_resync(await reconcile(self._deps, name, callbacks))
             except JobDeleted:
@@ -281,8 +283,8 @@ class Loop:
                 self._forget_deleted(name, known)
 
     def _forget_deleted(self, name: Name, before: frozenset[str]) -> None:
-        """Forget the jobs of the uids `before` a pass that have been deleted since: the pass may have stored reports,
-        sightings and the job itself after the watch told of the deletion."""
+        """Forget the jobs deleted during a pass. `before`: uids of the known jobs of this name at the start of the
+        pass. The pass may have stored reports, sightings and the job itself after the watch reported the deletion."""
         present = self._router.uids_of(name)
         for uid in before - present:
             self._deps.forget(name.namespace, uid)
@@ -290,7 +292,8 @@ class Loop:
             self._memory.forget_job(name)
 
     def _delay_after_large_list(self, name: Name, children: int) -> None:
-        """Delay the next pass over a job in proportion to the children that a pass has listed, or taken from memory."""
+        """Delay the next pass over a job after a pass that has read more than _CHILDREN_AT_ONCE children, in proportion
+        to the excess. Ten pods from memory count as one child."""
         if children > _CHILDREN_AT_ONCE:
             self._queue.block(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
 

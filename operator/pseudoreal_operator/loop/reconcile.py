@@ -125,6 +125,8 @@ class Callbacks:
     """Called with the job after a status write, so that the watch event of this write causes no pass."""
     children_listed: Callable[[int], None] = lambda _: None
     """Called with the number of listed children, where ten pods from memory count as one."""
+    unreadable: Callable[[], None] = lambda: None
+    """Called if the job itself cannot be read, before this is reported in its status."""
 
 
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
@@ -158,6 +160,7 @@ async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> fl
             body = await _read_job(deps, name, stack)
         except Unreadable as reason:
             deps.memory.distrust(name)
+            callbacks.unreadable()
             await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
             return None
         if "deletionTimestamp" in body["metadata"]:
@@ -249,9 +252,8 @@ async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbac
     if has_ended(status):
         deps.forget(*executor.key)
     else:
-        phases = phases_to_finish(job.spec, status)
-        members, pods = memberships(status), most_pods(job.spec)
-        deps.report_store.follow(executor.key, phases, callbacks.requeue, members, pods)
+        pods, phases = most_pods(job.spec), phases_to_finish(job.spec, status)
+        deps.report_store.follow(executor.key, pods, phases, callbacks.requeue, memberships(status))
     # 4. Observe: read the children, and add the reports, termination messages and sightings of their pods.
     try:
         observed = await observe(

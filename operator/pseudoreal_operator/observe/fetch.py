@@ -36,10 +36,12 @@ Json = dict[str, Any]
 _CLAIM = "PersistentVolumeClaim"
 _FORBIDDEN = 403
 MEMORY_BEHIND = timedelta(seconds=120)
-"""Time by which the memory is behind at most: a watch is told everything at once, and counts as cut after 90 seconds of
-silence. Where only a pass from memory bounds a reported time from below, the bound is that much earlier."""
+"""Maximum delay of the memory: an event reaches its watch at once, and a watch counts as cut after 90 seconds of
+silence. If only a pass from memory bounds a reported time from below, the bound is earlier by this delay, except for
+deletion deadlines."""
 _MEMORY_FACTOR = 10
-"""Number of pods from memory that count as one pod from the API server: they are neither requested nor parsed."""
+"""Number of pods from memory counted as one pod from the API server: pods from memory are neither requested nor
+parsed."""
 _EVENTS = 50
 """Maximum number of events that are read of a claim."""
 
@@ -68,9 +70,9 @@ async def observe(
     memory: Memory | None = None,
     source: Source = Source.API_SERVER,
 ) -> Observed:
-    """Read a job's children. `listed` is called with the number of objects read from the API server, plus a tenth of
-    the pods from memory. Raises Unreadable for a child of the job that is beyond the bounds; other objects beyond the
-    bounds are skipped, whatever their labels. Raises Behind."""
+    """Return the observation of a job: its children, claims and reports. `listed` is called with the number of objects
+    read from the API server, plus a tenth of the pods from memory. Raises Unreadable for a child or claim beyond the
+    bounds; other objects beyond the bounds are skipped, whatever their labels. Raises Behind."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
     memory = memory or Memory()
     found = _Found(uid)
@@ -89,7 +91,8 @@ async def observe(
     # The plan looks at each pod, from memory too.
     listed(found.count if source is Source.API_SERVER else found.count + len(found.pods) // _MEMORY_FACTOR)
     behind = timedelta(0) if source is Source.API_SERVER else MEMORY_BEHIND
-    last_reports = partial(report_store.of_job, (namespace, uid), _executions_heard(job, status, jobs, pods))
+    report_store.forget_other_executions((namespace, uid), _executions_heard(job, status, jobs, pods))
+    last_reports = partial(report_store.of_job, (namespace, uid))
     jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now, behind, last_reports)
     existing: set[tuple[str, str]] = set()
     claims: list[Claim] = []
@@ -262,11 +265,12 @@ def build_observed(
         jobs=tuple(jobs),
         pods=pods,
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
-        last_reports=report_store.of_job(key, _executions_heard(job, status, jobs, pods)),
+        last_reports=report_store.of_job(key),
         deleted_pods=deleted_pods,
         silent_since=report_store.silent_since(key, now),
         has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,
+        refuses_reports=report_store.refuses_reports(key, now),
     )
     return with_worker_indices(observed)
 
@@ -274,7 +278,7 @@ def build_observed(
 def _executions_heard(
     job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob], pods: Pods
 ) -> set[Execution]:
-    """Return the executions whose reports matter: the present one, and those with live pods."""
+    """Return the executions with relevant reports: the present execution, and all executions with live pods."""
     present = current_execution(job, status, jobs)
     alive = {execution for execution, members in pods.by_execution.items() if members.alive}
     return alive | ({present} if present else set())

@@ -34,10 +34,10 @@ Json = dict[str, Any]
 WORKERS_VARIABLE = "PET_NNODES"
 """Name of the environment variable from which torchrun in a pod reads the number of workers."""
 LOG_LINES = 50
-"""Maximum number of lines of a log that are parsed, the newest ones."""
+"""Maximum number of lines read from the end of a log."""
 _LOG_VALUES = 20_000
-"""Maximum number of JSON values of these lines, which take about 20 ms; a trainer's line has one for each layer at
-most."""
+"""Maximum number of JSON values in these lines; parsing them takes about 20 ms. A trainer's line has a few dozen, and
+at most one more for each layer."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
@@ -56,7 +56,7 @@ _UNREAD: Json = {
     "waits": {},
     "gradient_correlations": None,
 }
-"""Fields of a ProgressReport that the operator does not read -> their defaults."""
+"""Unbounded field of a ProgressReport, not read by the operator -> its default."""
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")
 _TERMINAL = ("Succeeded", "Failed")
@@ -204,7 +204,8 @@ def read_report(body: bytes) -> PodReport:
 
 
 def _without_unread_parts(progress: ProgressReport) -> ProgressReport:
-    """Return the progress without the parts of any length that no pass reads: reports are kept."""
+    """Return the progress with a sanitized phase, and without the unbounded fields that no pass reads: reports are kept
+    in memory."""
     return progress.model_copy(update={"phase": sanitize(progress.phase, _WORD_CHARACTERS)} | _UNREAD)
 
 

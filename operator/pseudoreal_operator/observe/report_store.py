@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 from types import MappingProxyType
 
+import structlog
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import Membership, PodReport, RankReport, ReportAnswer
 
@@ -33,7 +34,10 @@ been silent at the previous reading."""
 
 MOST_KEPT = 2**17
 """Maximum number of ranks in the kept reports of all jobs, about 190 MB; each report, and each of its other parts,
-counts as one rank more. One namespace may have a quarter: no tenant alone can fill the memory."""
+counts as one rank more. One namespace may have a quarter: no tenant alone can fill the memory. Beyond half of its
+quarter, or of all, a report is shortened to one rank: so there is room for 10,000 pods with 8 ranks each."""
+
+log = structlog.get_logger()
 
 JobKey = tuple[str, str]
 """Namespace and uid of a job. Anyone may label a pod with the uid of a job in another namespace; reports of such a
@@ -119,8 +123,8 @@ class _Followed:
     """Names of the phases that are to end now, at the user's request."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Execution -> membership in the stored status."""
-    pods: Mapping[str, int] | None = None
-    """Phase name -> maximum number of pods of an execution; None: no bound."""
+    pods: Mapping[str, int] = field(default_factory=dict)
+    """Phase name -> maximum number of pods of an execution."""
     reports: dict[Execution, _ReportsOfExecution] = field(default_factory=dict)
     places: dict[str, tuple[Execution, int]] = field(default_factory=dict)
     """Name of a pod -> execution and index of its kept report. A pod has one: whoever may change the labels and
@@ -128,15 +132,17 @@ class _Followed:
     rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
     """Time of the newest report of any pod of the job; None: no report has arrived."""
+    refused: datetime | None = None
+    """Time of the newest report for which there was no room, even shortened; None: there was always room."""
     is_requeued: bool = False
     """Whether the job was already queued again because all of its pods are silent."""
 
     def has_pod(self, reporter: ReportingPod) -> bool:
         """Return whether the job may have a pod with this phase and completion index."""
-        return self.pods is None or reporter.index < self.pods.get(reporter.execution.phase, 0)
+        return reporter.index < self.pods.get(reporter.execution.phase, 0)
 
     def reports_of(self, execution: Execution) -> _ReportsOfExecution:
-        """Return the reports of an execution; new empty ones, which are not kept, if there are none."""
+        """Return the reports of an execution; if there are none, a new empty object that is not stored."""
         return self.reports.get(execution) or _ReportsOfExecution()
 
     def last_report(self, reporter: ReportingPod) -> LastReport | None:
@@ -205,15 +211,15 @@ class ReportStore:
     def follow(
         self,
         job: JobKey,
-        finish: frozenset[str],
+        pods: Mapping[str, int],
+        finish: frozenset[str] = frozenset(),
         requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
-        pods: Mapping[str, int] | None = None,
     ) -> None:
-        """Follow a job. `finish`: names of phases that are to end now, if they train. `requeue`: called with a delay in
-        seconds when reports require a pass. `members`: memberships in the stored status; answers to pods contain no
-        others. `pods`: phase name -> maximum number of pods of an execution; reports of other phases, and of pods with
-        higher indices, are rejected. None: no bound."""
+        """Follow a job. `pods`: phase name -> maximum number of pods of an execution; reports of other phases, and of
+        pods with higher indices, are rejected. `finish`: names of phases to end now, if they train. `requeue`: called
+        with a delay in seconds when reports require a pass. `members`: memberships in the stored status; answers to
+        pods contain no others."""
         followed = self._jobs.setdefault(job, _Followed())
         followed.finish, followed.requeue, followed.members, followed.pods = finish, requeue, members, pods
 
@@ -223,8 +229,8 @@ class ReportStore:
             self._count(job, -sum(_size(one.report) for one in kept))
 
     def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
-        """Process a report if its job is followed, and may have this pod; return whether it is processed. A report for
-        which there is no room is processed, and not kept: the answer to the pod does not depend on it."""
+        """Process a report if its job is followed, and may have this pod; return whether it is processed. If there is
+        no room, the report is shortened; without room for this, it is not kept, but the pod still gets an answer."""
         followed = self._jobs.get(reporter.job)
         if followed is None or not followed.has_pod(reporter):
             return False
@@ -241,9 +247,15 @@ class ReportStore:
         if place is not None and has_moved:
             self._count(reporter.job, followed.drop(*place))
         last_report = merge_report(known, reporter, report, now)
-        if not self._has_room(reporter.job, _size(last_report.report) - (_size(known.report) if known else 0)):
+        size = _size(known.report) if known else 0
+        if not self._has_room(reporter.job, _size(last_report.report) - size, MOST_KEPT // 2):
+            last_report = replace(last_report, report=_shortened(last_report.report))
+        if not self._has_room(reporter.job, _size(last_report.report) - size, MOST_KEPT):
             # The report before would make the pod look silent.
             self._count(reporter.job, followed.drop(reporter.execution, reporter.index))
+            if followed.refused is None:
+                log.warning("reports_not_kept", namespace=reporter.job[0], uid=reporter.job[1])
+            followed.refused = now
             return False
         self._count(reporter.job, followed.keep(last_report))
         # Execution and index of a pod of the operator never change, so such a report tells a pass nothing.
@@ -256,11 +268,11 @@ class ReportStore:
             followed.requeue(after) if is_urgent else self._requeue_in_turn(followed, after)
         return after is not None
 
-    def _has_room(self, job: JobKey, more: int) -> bool:
-        """Return whether `more` ranks of the job can be kept, besides those that are kept."""
+    def _has_room(self, job: JobKey, more: int, most: int) -> bool:
+        """Return whether there is room for `more` further ranks of the job, if all jobs together may have `most`."""
         if more <= 0:
             return True
-        return self._kept[job[0]] + more <= MOST_KEPT // 4 and self._kept.total() + more <= MOST_KEPT
+        return self._kept[job[0]] + more <= most // 4 and self._kept.total() + more <= most
 
     def _count(self, job: JobKey, change: int) -> None:
         """Note a change in the number of kept ranks of the job."""
@@ -330,6 +342,11 @@ class ReportStore:
         followed = self._jobs.get(job)
         return followed is not None and followed.has_reported()
 
+    def refuses_reports(self, job: JobKey, now: datetime) -> bool:
+        """Return whether pods of the job report, but there is no room for their reports."""
+        refused = self._jobs.get(job, _Followed()).refused
+        return refused is not None and (now - refused).total_seconds() <= QUIET_SECONDS
+
     def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
         """Return (namespace, is silent) -> number of jobs. A job is silent if all of its pods are silent. Only jobs
         with running pods that have reported are counted."""
@@ -339,12 +356,16 @@ class ReportStore:
             if followed.has_reported()
         )
 
-    def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[LastReport, ...]:
-        """Return the reports of these executions, and forget the reports of others."""
+    def forget_other_executions(self, job: JobKey, executions: set[Execution]) -> None:
+        """Forget the reports of all executions but these."""
         followed = self._jobs.get(job, _Followed())
         for execution in followed.reports.keys() - executions:
             for index in [*followed.reports[execution].newest]:
                 self._count(job, followed.drop(execution, index))
+
+    def of_job(self, job: JobKey) -> tuple[LastReport, ...]:
+        """Return the kept reports of the job."""
+        followed = self._jobs.get(job, _Followed())
         return tuple(chain.from_iterable(reports.newest.values() for reports in followed.reports.values()))
 
     def restarts_in_place(self, reporter: ReportingPod, now: datetime) -> int:
@@ -415,9 +436,15 @@ def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodRe
 
 
 def _size(report: PodReport) -> int:
-    """Return the number of ranks that a report counts as in MOST_KEPT."""
+    """Return the size of a report in ranks, as counted by MOST_KEPT."""
     others = (report.progress, report.checkpoint, report.layout, report.in_place)
     return 1 + len(report.ranks) + sum(part is not None for part in others)
+
+
+def _shortened(report: PodReport) -> PodReport:
+    """Return the report with one rank only: of the ranks that still run, the first with the fewest steps."""
+    slowest = sorted(report.ranks, key=lambda rank: (rank.activity == "ended", rank.step))
+    return report.model_copy(update={"ranks": slowest[:1]})
 
 
 def _requeue_after(known: LastReport | None, last_report: LastReport) -> float | None:

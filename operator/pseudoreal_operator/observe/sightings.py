@@ -1,9 +1,10 @@
-"""Times that other machines report, bounded by what the operator itself has observed. In memory only.
+"""Times reported by other machines, bounded by the operator's own observations. In memory only.
 
-A node reports when a container ended, the API server when the grace period of a deleted pod ends, the Job controller
-when a Job ended. The clocks of these machines may be hours off. A value that a pass finds for the first time was set
-before that pass, and after the last pass that did not find it. A pod that reported ended after its report. Without such
-passes and reports, as after the operator's start, reported times are trusted.
+A node reports the start and end of a container, the API server the end of a deleted pod's grace period, the Job
+controller the start and end of a Job. The clocks of these machines may be hours off. A value was set after the last
+pass without the value, and before the first pass that found it; a pass from memory counts as earlier, because the
+memory may be behind. A pod ended after its newest report. After the operator's start, without earlier passes and
+reports, the only bounds are the first pass and, for pods of the newest execution, the time of their request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,16 +27,16 @@ class _Field:
     first: datetime
     """Time of the first pass that found the value."""
     before: datetime | None
-    """Latest time at which the child is known to have been without the value; None: unknown."""
+    """Lower bound of the time when the value was set; None: unknown."""
     previous: datetime | None
-    """Time of the previous pass, if that pass found the child without the value; else None. Later than `before` if the
-    previous pass was from memory."""
+    """Time of the previous pass if it found the child, still without the value; else None. `before` may be earlier, if
+    the previous pass was from memory."""
 
 
 @dataclass(slots=True)
 class _Child:
-    """One child in the pass at `now`. `previous`: time of the previous pass, if that pass found the child; else None.
-    `before`: latest time at which the child was certainly as that pass found it."""
+    """One child in the pass at `now`. `previous`: time of the previous pass if it found the child; else None. `before`:
+    latest time at which the child's previous state was certainly up to date; None: unknown."""
 
     now: datetime
     before: datetime | None
@@ -43,7 +44,8 @@ class _Child:
     fields: dict[str, _Field]
 
     def field(self, name: str, reported: str, without: datetime | None = None) -> _Field:
-        """Return the field. `without`: a time at which the child was without the value; None: none is known."""
+        """Return the field; if its value is new, record this pass as the first that found it. `without`: a time when
+        the child lacked a new value; None: unknown."""
         known = self.fields.get(name)
         if known is None or known.reported != reported:
             before = _latest(self.before, without)
@@ -53,8 +55,8 @@ class _Child:
     def bounded(
         self, name: str, reported: str | None, earliest: datetime | None = None, without: datetime | None = None
     ) -> str | None:
-        """Return the reported time, bounded. Upper bound: the first pass that found the time. Lower bounds: `earliest`,
-        and the latest time at which the child was without it. None if there is no reported time."""
+        """Return the reported time, bounded; unchanged if None or empty. Upper bound: the first pass that found this
+        time. Lower bounds: `earliest`, `without`, and the last pass without this time."""
         found = self.field(name, reported or "", without)
         return _between(reported, _latest(earliest, found.before), found.first) if reported else reported
 
@@ -62,9 +64,9 @@ class _Child:
         """Return the deletion deadline of a pod, bounded: its grace period started between two passes. None if the pod
         is not being deleted.
 
-        The lower bound is the previous pass, even if it was from memory and may have missed the start. A deadline that
-        is too early would let a pod count as stuck while its ranks save; one that is too late costs only time. Reports
-        are no bound: pods report during their grace period, and on a node without a kubelet after it.
+        The lower bound is the previous pass, even if it was from memory and may have missed the start. Too early a
+        deadline would let a pod count as stuck while its ranks save; too late a deadline costs only time. Reports are
+        no bound: pods report during their grace period, and on a node without a kubelet after it.
         """
         found = self.field("leaves", pod.deletion_deadline or "")
         if not pod.deletion_deadline or pod.grace_seconds is None:
@@ -127,7 +129,7 @@ class Sightings:
         last_reports: Callable[[], Iterable[LastReport]] = tuple,
     ) -> tuple[list[ChildJob], Pods]:
         """Return the children of the job with bounded times. `behind`: time by which the children may be older than
-        `now`. `last_reports`: returns the pods' reports; called only if a changed pod may have ended."""
+        `now`. `last_reports`: returns the pods' reports; called only if a trainer container has ended."""
         known = self._jobs.get(job, _LastPass())
         last, requested = max(now - behind, known.last or now - behind), _requested_at(status)
         if known.given and known.given[0] is pods and known.given[1:] == (tuple(jobs), requested):

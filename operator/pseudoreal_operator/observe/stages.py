@@ -125,8 +125,8 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
 
 
 def most_pods(spec: PseudoRealJobSpec) -> dict[str, int]:
-    """Return phase name -> maximum number of pods of an execution that trains the phase: an elastic phase has at most
-    the workers of the spec."""
+    """Return phase name -> maximum number of pods of a training execution: the workers in the spec, which an elastic
+    phase never exceeds, and the spare pods."""
     return {phase.name: phase.workers + phase.spares for phase in spec.phases}
 
 

@@ -22,7 +22,15 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.observe.claims import Claim
 from pseudoreal_operator.observe.ranks import first_ranks, recorded_first_ranks, reported_first_rank
-from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added_phases, workers_of
+from pseudoreal_operator.observe.stages import (
+    Execution,
+    Stage,
+    current_stage,
+    is_started,
+    with_added_phases,
+    with_stage_started,
+    workers_of,
+)
 
 
 class JobState(StrEnum):
@@ -320,6 +328,9 @@ class Observed:
     """Whether any pod of the job has reported since a pass first saw the running pod of rank 0."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
+    refuses_reports: bool = False
+    """Whether pods of the job report, but the report store has no room for them: then a pod without a report is not
+    suspected."""
     claims: tuple[Claim, ...] = ()
     """Claims that pods of the present stage mount; empty unless an execution is about to be created, or a pod waits for
     a node."""
@@ -390,15 +401,27 @@ class View:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The stored status with three changes: the execution number is at least the number of every child, even if a
-        status was lost; phases that were added to the spec are included; clocks are moved forward by the time in a
+        """The stored status with four changes: the execution number is at least the number of every child, even if a
+        status was lost; phases that were added to the spec are included; a stage with children has started, even if
+        the pass that created the children could not record the start; clocks are moved forward by the time in a
         queue."""
         executions = [*(job.execution for job in self.observed.jobs), *self.observed.every_pod.by_execution]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
         phases = with_added_phases(self.observed.status.phases, self.spec)
         status = status_with(self.observed.status, execution=newest, phases=phases)
         stage = current_stage(status.phases)
-        return with_queue(status, self._job_of(stage.execution(newest)) if stage else None, self.now)
+        if stage is None:
+            return with_queue(status, None, self.now)
+        execution = stage.execution(newest)
+        if execution in executions and not is_started(phases, stage):
+            status = with_stage_started(status, stage)
+        return with_queue(status, self._job_of(execution), self.now)
+
+    @property
+    def has_unrecorded_start(self) -> bool:
+        """Whether the present stage has children, but the stored status does not say that the stage has started."""
+        before = with_added_phases(self.observed.status.phases, self.spec)
+        return [phase.state for phase in before] != [phase.state for phase in self.status.phases]
 
     @cached_property
     def stage(self) -> Stage:

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.elastic import resized
@@ -10,6 +12,7 @@ from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
     delink_config,
     growth_text,
+    has_some_layout,
     last_steps,
     model_of,
     phase_config,
@@ -21,8 +24,11 @@ from pseudoreal_api.wire.contract import with_contract
 from pseudoreal_trainer.plan.sizes import fills_blocks
 from pseudoreal_trainer.plan.units import units_of
 
+from tests.support.depth import DEPTH
 from tests.support.jobs import good_job
 
+EVEN = st.sampled_from([48, 96, 128, 1440, 4096])
+"""Sequence lengths with many numbers of context ranks."""
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
 OBJECTS = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
 
@@ -118,6 +124,24 @@ def test_a_layout_is_chosen_only_where_there_is_one(workers: int, length: int, f
         return
     with pytest.raises(UnresolvableJob, match=f"{workers} ranks are at least .* data-parallel ranks"):
         check_resolvable(spec)
+
+
+@settings(max_examples=DEPTH.of(200, 10_000), derandomize=not DEPTH.is_deep)
+@given(
+    ranks=st.integers(1, 400), layers=st.integers(1, 30), sequences=st.integers(1, 40), length=st.integers(2, 40) | EVEN
+)
+def test_some_layout_is_one_that_trying_finds(ranks: int, layers: int, sequences: int, length: int) -> None:
+    spec = check_job(good_job(spec__phases__1__batch={"sequences": sequences})).spec
+    spec = spec.model_copy(
+        update={"model": spec.model.model_copy(update={"layers": layers, "sequence_length": length})}
+    )
+    tried = (
+        ranks // (context * pipeline) <= sequences
+        for pipeline in range(1, layers + 1)
+        for context in range(1, ranks + 1)
+        if ranks % (context * pipeline) == 0 and (context == 1 or length % (2 * context) == 0)
+    )
+    assert has_some_layout(spec, spec.phases[1], ranks) == any(tried)
 
 
 def test_a_pipeline_of_all_ranks() -> None:

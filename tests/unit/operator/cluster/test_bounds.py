@@ -144,7 +144,7 @@ _SHOUTED = '"},"name":"theirs","namespace":"alice","x":{"y":"'
 
 
 def job_line(annotations: Any = None, managed: Any = None, spec: bytes = b"[]") -> bytes:
-    """Return a line of a watch of jobs, with its fields in the order in which the API server sends them."""
+    """Return a line of a watch of jobs, with its fields in the API server's order."""
     metadata: dict[str, Any] = {"annotations": annotations or {}, "labels": _FORGED, "managedFields": managed or []}
     metadata |= {"name": "mine", "namespace": "mallory", "ownerReferences": [{"name": "theirs"}], "uid": "u"}
     change = {"type": "MODIFIED", "object": {"kind": "PseudoRealJob", "metadata": metadata}}

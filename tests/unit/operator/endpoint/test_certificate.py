@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 
 from tests.unit.operator.endpoint.support.clock import HandClock
 from tests.unit.operator.endpoint.support.known import JOB, KnownPods
+from tests.unit.operator.observe.support.reports import PODS
 
 HOST = "127.0.0.1"
 LIFETIME = timedelta(days=90)
@@ -121,7 +122,7 @@ def certificate(secret: Secret, clock: HandClock, taught: list[str]) -> Certific
 
 async def serve(certificate: Certificate, folder: Path) -> AsyncIterator[Pods]:
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     reports = Reports(KnownPods(), report_store, authorities=certificate.authorities_beyond)
     async with run_endpoint(reports, certificate.context, 0) as port:
         yield Pods(folder, port)

@@ -17,6 +17,7 @@ from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
 
 from tests.unit.operator.endpoint.support.known import HOST, JOB, KnownPods, make_tls_context
+from tests.unit.operator.observe.support.reports import PODS as ALLOWED_PODS
 
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0
@@ -34,7 +35,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 async def port(authority: Authority) -> AsyncIterator[int]:
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, ALLOWED_PODS)
     async with run_endpoint(Reports(KnownPods(), report_store), make_tls_context(authority), 0) as port:
         yield port
 
@@ -234,7 +235,7 @@ async def test_most_silent_pod_loses_its_connection_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, ALLOWED_PODS)
     async with run_endpoint(Reports(KnownPods(), report_store), make_tls_context(authority), 0) as port:
         ends = [await connect(port, trusted, "127.0.0.9") for _ in range(3)]
         for number in (0, 1, 0, 2):

@@ -27,6 +27,7 @@ from structlog.testing import capture_logs
 from tests.unit.operator.endpoint.support.clock import HandClock
 from tests.unit.operator.endpoint.support.fake_api import FakeApi
 from tests.unit.operator.endpoint.support.known import HOST, JOB, make_tls_context
+from tests.unit.operator.observe.support.reports import PODS
 
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)])
@@ -56,7 +57,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def report_store() -> ReportStore:
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     return report_store
 
 
@@ -92,9 +93,9 @@ async def test_reports_are_counted_by_answer_status(endpoint: Endpoint) -> None:
 
 
 async def test_answer_carries_the_request_to_finish_the_phase(endpoint: Endpoint, report_store: ReportStore) -> None:
-    report_store.follow(JOB, frozenset({"pseudo"}))
+    report_store.follow(JOB, PODS, frozenset({"pseudo"}))
     assert await (await endpoint.post()).json() == {"finishPhase": True, "restartsInPlace": 0}
-    report_store.follow(JOB, frozenset({"real"}))
+    report_store.follow(JOB, PODS, frozenset({"real"}))
     assert await (await endpoint.post()).json() == {"finishPhase": False, "restartsInPlace": 0}
 
 
@@ -255,7 +256,7 @@ async def test_report_for_a_job_that_is_not_followed_yet_answers_503(
     answer = await endpoint.post()
     assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
     assert "does not follow the job" in await answer.text()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     assert (await endpoint.post()).status == 200
 
 

@@ -77,6 +77,15 @@ def test_hang_names_a_single_suspected_rank() -> None:
     )
 
 
+def test_pod_whose_report_has_no_room_is_not_suspected() -> None:
+    world = training_world()
+    seen = observe(world, rank_report(0))
+    assert "rank 1 on pod sim-real-e1-1-4, node node-1, has never reported" in bare(hang_of(world, seen)[1])
+    sentence = hang_of(world, replace(seen, refuses_reports=True))[1]
+    assert "rank 1" not in sentence
+    assert "rank 0 on pod" in sentence
+
+
 def test_hang_without_a_suspect_says_what_all_ranks_do() -> None:
     world = training_world()
     for activity in ("waiting", "computing"):

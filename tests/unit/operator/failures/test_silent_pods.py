@@ -15,7 +15,7 @@ from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.support.steps import start_job
-from tests.unit.operator.observe.support.reports import progress
+from tests.unit.operator.observe.support.reports import PODS, progress
 from tests.unit.operator.support.world import SETTINGS
 
 JOBS = 1200
@@ -32,7 +32,7 @@ class Cluster:
         self.keys = [(f"team-{number % namespaces}", str(number)) for number in range(jobs)]
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
-            self.report_store.follow(key, frozenset(), partial(self._wake, number))
+            self.report_store.follow(key, PODS, frozenset(), partial(self._wake, number))
             self.report_store.set_rank_zero_pod(key, self.reporter(number), self.now)
 
     def _wake(self, job: int, _: float) -> None:
@@ -322,7 +322,7 @@ def test_condition_is_silent_about_reports_that_no_feature_needs(cluster: Cluste
 
 def test_finish_request_reaches_pods_and_gives_one_event() -> None:
     cluster = Cluster(spec__requests=[{"id": "1", "type": "FinishPhase", "phase": "pseudo"}])
-    cluster.report_store.follow(cluster.keys[0], frozenset({"pseudo"}), partial(cluster._wake, 0))
+    cluster.report_store.follow(cluster.keys[0], PODS, frozenset({"pseudo"}), partial(cluster._wake, 0))
     cluster.report(5)
     assert "told to end now when they report next" in cluster.says()[1]
     cluster.woken[0] = 0

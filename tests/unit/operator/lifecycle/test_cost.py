@@ -29,6 +29,7 @@ from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 
 from tests.support.depth import DEPTH
+from tests.unit.operator.observe.support.reports import PODS
 from tests.unit.operator.support.world import SETTINGS, UID, World
 
 Json = dict[str, Any]
@@ -137,6 +138,16 @@ EXPENSIVE: dict[str, Json] = {
             processesPerWorker=64,
             elastic={"minWorkers": 1},
             batch={"sequences": 9973},
+            parallelism={"layout": "Auto"},
+        ),
+    ),
+    "sequences to cut over many ranks": body(
+        model={"layers": 97, "sequenceLength": 1_441_440},
+        phases=phases(
+            workers=8008,
+            processesPerWorker=60,
+            elastic={"minWorkers": 1},
+            batch={"sequences": 7},
             parallelism={"layout": "Auto"},
         ),
     ),
@@ -289,7 +300,7 @@ def test_pass_from_memory_over_ten_thousand_pods_is_cheap() -> None:
     for each in bodies:
         family.child_changed("Pod", "ADDED", each)
     store, key, sightings = ReportStore(), ("default", UID), Sightings()
-    store.follow(key, frozenset())
+    store.follow(key, PODS)
     jobs = [*world.observe().jobs]
     for pod in pods:
         rank = RankReport(rank=pod.index, activity="computing", seconds=0, step=3)
@@ -325,7 +336,7 @@ def test_pass_from_memory_over_ten_thousand_pods_is_cheap() -> None:
 def test_answers_to_reports_of_ten_thousand_pods_are_cheap() -> None:
     """All pods were restarted in place, and report every few seconds. An answer once looked at all reports: 3 ms."""
     store, key, now = ReportStore(), ("default", UID), datetime(2030, 1, 1, tzinfo=UTC)
-    store.follow(key, frozenset())
+    store.follow(key, PODS)
     execution = Execution("pseudo", StageKind.TRAIN, 1)
     pods = [ReportingPod(key, execution, index, f"pod-{index}") for index in range(MOST_WORKERS)]
     in_place = InPlace(restarts=2, peer_lost=True, message="killed")

@@ -283,7 +283,7 @@ def test_takeover_after_an_outage_stops_no_pod_and_counts_the_loss_once() -> Non
 
 
 def test_spare_replaces_a_deleted_worker_whose_peer_has_lost_ranks_of_its_own() -> None:
-    """A restart in place proves that all pods have met, even if it did not begin with a lost connection."""
+    """A restart in place proves that all pods have met, even if it began with the loss of the pod's own rank."""
     world = with_spares()
     world.vanish(pod_at(world, 1))
     died = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a message")
@@ -675,8 +675,8 @@ def test_held_job_uses_no_spare_for_a_hang() -> None:
 
 
 def admit_again_after_a_takeover(spares: int = 1) -> tuple[World, Json]:
-    """Let a queue take back and admit again an execution in which pod 2 has replaced pod 1. Return the world, and pod
-    2, which the Job controller has yet to create."""
+    """Let spare pod 2 replace pod 1, and then let a queue take the execution back and admit it again. Return the world
+    without pod 2, as if the Job controller had yet to create it, and pod 2."""
     world = with_spares(spares=spares)
     world.vanish(pod_at(world, 1))
     report_lost_peer_at(world, 0)
@@ -694,8 +694,8 @@ def admit_again_after_a_takeover(spares: int = 1) -> tuple[World, Json]:
 
 
 def wait_for_pods(world: World, seconds: float) -> None:
-    """Let the pods that exist report for some seconds that they wait for the others. A pod of a worker was told of the
-    membership at its first report, and has had no ranks."""
+    """Let some seconds pass, then let the existing pods report that they wait for the others. The pods of workers have
+    begun the membership, but never had ranks."""
     world.tick(seconds)
     for pod in world.alive():
         worker = world.worker_of(pod)

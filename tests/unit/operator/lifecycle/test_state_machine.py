@@ -171,7 +171,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.world.objects)
     @rule(data=st.data())
     def a_child_is_deleted(self, data: st.DataObject) -> None:
-        self.world.objects.pop(data.draw(st.sampled_from(sorted(self.world.objects))))
+        self.world.delete_behind_the_operator(data.draw(st.sampled_from(sorted(self.world.objects))))
 
     @rule()
     def orphans_end(self) -> None:

@@ -26,6 +26,7 @@ from pseudoreal_operator.settings import Settings
 
 from tests.support.jobs import good_job
 from tests.unit.operator.cluster.support import virtual_time
+from tests.unit.operator.observe.support.reports import PODS
 
 
 class Server:
@@ -173,7 +174,7 @@ def test_missing_job_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.M
         async def reconcile(*_: Any) -> float | None:
             loop.job_changed("ADDED", make_job("a", uid="two"))
             for uid in ("a", "two"):
-                loop._deps.report_store.follow(("n", uid), frozenset())
+                loop._deps.report_store.follow(("n", uid), PODS)
             raise JobDeleted
 
         monkeypatch.setattr(module, "reconcile", reconcile)
@@ -187,7 +188,7 @@ def test_missing_job_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.M
 
 
 class ServerOfOne:
-    """A fake API server with one job, which has no children. `refusal`: answer to every status write; None: each is
+    """A fake API server with one job without children. `refusal`: answer to every status write; None: each is
     accepted."""
 
     def __init__(self, refusal: ApiException | None) -> None:
@@ -217,7 +218,7 @@ class ServerOfOne:
 
 
 class BlockedCache(SpecCache):
-    """A cache that parses no spec before it may."""
+    """A cache of specs; its `parse` blocks until `may_parse` is set."""
 
     def __init__(self) -> None:
         super().__init__()

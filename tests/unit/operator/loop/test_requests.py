@@ -214,7 +214,7 @@ def test_no_log_is_read_while_another_pod_of_the_job_reports() -> None:
     store, now, job = ReportStore(), datetime.now(UTC), ("default", UID)
     execution = read_pod(_running_pod()).execution
     first, second = (ReportingPod(job, execution, index, f"pod-{index}") for index in (0, 1))
-    store.follow(job, frozenset())
+    store.follow(job, {"p0": 2})
     store.set_rank_zero_pod(job, first, now)
     for second_later in range(0, 100, 10):
         at = now + timedelta(seconds=second_later)

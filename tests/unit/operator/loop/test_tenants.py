@@ -1,4 +1,4 @@
-"""What a namespace without permissions, or jobs that nobody can read, may cost the loop and all other jobs."""
+"""A namespace without permissions, or unreadable jobs, may cost the loop and all other jobs only little."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,10 +17,11 @@ from pseudoreal_operator.tasks import background_task
 
 from tests.unit.operator.cluster.support import virtual_time
 from tests.unit.operator.loop.test_loop import Server, make_job, make_loop, record_passes
+from tests.unit.operator.observe.support.reports import PODS
 
 
 class Forbidding(Server):
-    """A fake API server that refuses every request for the namespace `forbidden`."""
+    """A fake API server; lists of the namespace `forbidden` fail with status 403."""
 
     async def each(  # type: ignore[override]
         self, kind: str, namespace: str | None, *_: Any, **_also: Any
@@ -49,7 +50,7 @@ def test_namespace_without_permissions_does_not_keep_reports_of_others_away(monk
     """The operator is not ready, but it leads, and its Service selects it nevertheless."""
 
     async def reconcile(deps: Dependencies, name: Name, _callbacks: Callbacks) -> float | None:
-        deps.report_store.follow((name.namespace, name.name), frozenset())
+        deps.report_store.follow((name.namespace, name.name), PODS)
         return None
 
     monkeypatch.setattr(module, "reconcile", reconcile)
@@ -81,6 +82,29 @@ def test_job_that_changes_and_cannot_be_read_gets_a_pass_a_minute(monkeypatch: p
             loop.job_unreadable("n", "other")
             await asyncio.sleep(2)
             assert names == [Name("n", "deep"), Name("n", "other"), Name("n", "deep")], "the last change is read, too"
+
+    virtual_time.run(main())
+
+
+def test_children_of_an_unreadable_job_cause_no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = list[Name]()
+
+    async def reconcile(_deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
+        names.append(name)
+        callbacks.unreadable()
+        return None
+
+    monkeypatch.setattr(module, "reconcile", reconcile)
+
+    async def main() -> None:
+        loop = make_loop(Server())
+        async with loop._queue.run_workers(2):
+            for _ in range(590):
+                loop._queue.add(Name("n", "deep"))  # as for an event of a child
+                await asyncio.sleep(0.1)
+            assert names == [Name("n", "deep")]
+            await asyncio.sleep(2)
+            assert names == [Name("n", "deep")] * 2
 
     virtual_time.run(main())
 

@@ -20,6 +20,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind, pending_pha
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed, ended_at
 
+from tests.unit.operator.observe.support.reports import PODS
 from tests.unit.operator.support.world import UID, make_job
 
 CLAIM = {"retentionPolicy": "Delete"}
@@ -171,7 +172,7 @@ async def test_end_of_a_pod_is_not_before_its_last_report() -> None:
     """The clock of the pod's node is slow."""
     job, store, now = make_job(), ReportStore(), datetime.now(UTC).replace(microsecond=0)
     key, execution = ("default", UID), Execution("pseudo", StageKind.TRAIN, 1)
-    store.follow(key, frozenset())
+    store.follow(key, PODS)
     reported = now - timedelta(seconds=2)
     store.store(ReportingPod(key, execution, 0, "sim-pseudo-e1-0"), PodReport(), reported)
     ended = {"exitCode": 1, "finishedAt": clock.to_text(now - timedelta(seconds=40))}

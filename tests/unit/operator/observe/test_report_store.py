@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
-    MOST_KEPT,
     PROGRESS_SECONDS,
     REQUEUES_PER_SECOND,
     SOON_SECONDS,
@@ -23,7 +22,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.observe.support.reports import progress
+from tests.unit.operator.observe.support.reports import PODS, progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
@@ -55,7 +54,7 @@ def state_after(*reports: PodReport) -> LastReport:
 @pytest.fixture
 def report_store() -> ReportStore:
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     return report_store
 
 
@@ -112,7 +111,7 @@ def test_restarts_in_place_are_the_most_of_all_pods_that_report(
 ) -> None:
     """Numbers may become smaller: a queue may have replaced the pod."""
     report_store, second, newest = ReportStore(), 0.0, dict[int, tuple[int, float]]()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     for index, restarts, wait in told:
         second += wait
         in_place = None if restarts is None else InPlace(restarts=restarts, peer_lost=False, message="killed")
@@ -129,11 +128,11 @@ def test_time_of_the_first_word_of_a_membership_is_kept_until_the_pod_begins_it(
 
     def told(report: PodReport, restart: int, seconds: float) -> tuple[int, datetime] | None:
         members = {EXECUTION: Membership(restart=restart, own_restarts=1, takeovers=[])}
-        report_store.follow(JOB, frozenset(), members=members)
+        report_store.follow(JOB, PODS, frozenset(), members=members)
         report_store.store(REPORTER, report, after(seconds))
-        report_store.follow(JOB, frozenset(), woken.append, members)
+        report_store.follow(JOB, PODS, frozenset(), woken.append, members)
         assert report_store.answer(REPORTER, after(seconds)).membership == members[EXECUTION]
-        (last_report,) = report_store.of_job(JOB, {EXECUTION})
+        (last_report,) = report_store.of_job(JOB)
         return last_report.told_membership
 
     assert told(report_at(5), 2, 0) == (2, after(0))
@@ -147,14 +146,14 @@ def test_progress_in_the_log_keeps_the_restarts_of_a_pod(report_store: ReportSto
     """Otherwise the pod would be no member any more, and its progress would move no clock."""
     report_store.store(REPORTER, report_at(5, in_place=IN_PLACE), NOON)
     report_store.read_log(REPORTER, progress(9), after(60))
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert (last_report.restarts_in_place, last_report.progressed) == (1, after(60))
 
 
 def test_restart_in_place_requeues_the_job_soon() -> None:
     woken: list[float] = []
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset(), woken.append)
+    report_store.follow(JOB, PODS, frozenset(), woken.append)
     for report in (report_at(5), PodReport(in_place=IN_PLACE), report_at(4, "starting", in_place=IN_PLACE)):
         woken.clear()
         report_store.store(REPORTER, report, NOON)
@@ -207,9 +206,7 @@ def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore
     second = Execution("pseudo", StageKind.TRAIN, 2)
     for reporter in (REPORTER, ReportingPod(JOB, EXECUTION, 1, "other"), ReportingPod(JOB, second, 0, "later")):
         report_store.store(reporter, report_at(reporter.index), NOON)
-    assert [
-        (last_report.execution, last_report.index) for last_report in report_store.of_job(JOB, {EXECUTION, second})
-    ] == [
+    assert [(last_report.execution, last_report.index) for last_report in report_store.of_job(JOB)] == [
         (EXECUTION, 0),
         (EXECUTION, 1),
         (second, 0),
@@ -222,7 +219,7 @@ def test_next_pod_of_a_worker_starts_with_no_state(report_store: ReportStore) ->
     report_store.set_rank_zero_pod(JOB, REPORTER, NOON)
     later = replace(REPORTER, pod="its-successor")
     report_store.store(later, report_at(0, "starting"), after(9000))
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert (last_report.pod, last_report.first, last_report.training_since, last_report.progressed) == (
         "its-successor",
         after(9000),
@@ -235,31 +232,31 @@ def test_next_pod_of_a_worker_starts_with_no_state(report_store: ReportStore) ->
 
 def test_reports_of_other_executions_are_forgotten(report_store: ReportStore) -> None:
     report_store.store(REPORTER, report_at(1), NOON)
-    assert report_store.of_job(JOB, set()) == ()
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    report_store.forget_other_executions(JOB, {EXECUTION._replace(number=2)})
+    assert report_store.of_job(JOB) == ()
 
 
 def test_report_of_an_unfollowed_job_is_rejected() -> None:
     report_store = ReportStore()
     assert not report_store.store(REPORTER, report_at(1), NOON)
     report_store.read_log(REPORTER, progress(1), NOON)
-    report_store.follow(JOB, frozenset())
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    report_store.follow(JOB, PODS)
+    assert report_store.of_job(JOB) == ()
 
 
 def test_pods_of_a_forgotten_job_store_nothing(report_store: ReportStore) -> None:
     report_store.store(REPORTER, report_at(1), NOON)
     report_store.forget(JOB)
     report_store.store(REPORTER, report_at(2), NOON)
-    report_store.follow(JOB, frozenset())
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    report_store.follow(JOB, PODS)
+    assert report_store.of_job(JOB) == ()
 
 
 def test_a_pod_in_another_namespace_does_not_report_for_the_job(report_store: ReportStore) -> None:
     stranger = replace(REPORTER, job=("elsewhere", JOB[1]))
     assert not report_store.store(stranger, report_at(1), NOON)
-    report_store.follow(JOB, frozenset({"pseudo"}))
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    report_store.follow(JOB, PODS, frozenset({"pseudo"}))
+    assert report_store.of_job(JOB) == ()
     assert not report_store.answer(stranger, NOON).finish_phase
 
 
@@ -271,10 +268,10 @@ def report_of_ranks(count: int, **says: Any) -> PodReport:
 def test_pod_has_one_report_whatever_index_it_claims() -> None:
     """Its owner changes the annotation with the index before each report."""
     report_store, woken, report = ReportStore(), list[float](), report_of_ranks(64)
-    report_store.follow(JOB, frozenset(), woken.append, pods={"pseudo": 10_000})
+    report_store.follow(JOB, {"pseudo": 10_000}, frozenset(), woken.append)
     indices = [index for index in range(100_000) if report_store.store(replace(REPORTER, index=index), report, NOON)]
     assert indices == [*range(10_000)]
-    assert [one.index for one in report_store.of_job(JOB, {EXECUTION})] == [9_999]
+    assert [one.index for one in report_store.of_job(JOB)] == [9_999]
     assert woken == [SOON_SECONDS], "the others tell a pass nothing"
     assert report_store.restarts_in_place(REPORTER, NOON) == 0
 
@@ -290,7 +287,7 @@ def test_pod_has_one_report_whatever_execution_it_claims(report_store: ReportSto
 
 def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
     report_store = store_with_rank_zero_pod()
-    report_store.follow(JOB, frozenset(), pods={"pseudo": 2, "real": 4})
+    report_store.follow(JOB, {"pseudo": 2, "real": 4}, frozenset())
     strangers = [replace(REPORTER, index=2), replace(REPORTER, execution=Execution("mine", StageKind.TRAIN, 1))]
     for stranger in strangers:
         assert not report_store.store(stranger, report_at(1), NOON)
@@ -299,51 +296,88 @@ def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
     assert report_store.has_reported(JOB)
 
 
+MOST = 2**12
+FULL = MOST // 8 // 65
+"""Number of pods of a namespace whose reports of 64 ranks are kept whole."""
+SHORT = (MOST // 4 - FULL * 65) // 2
+"""Number of further pods whose reports are kept with one rank."""
+
+
+@pytest.fixture
+def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", MOST)
+
+
+@pytest.mark.usefixtures("few_are_kept")
 def test_reports_of_one_namespace_leave_room_for_others(report_store: ReportStore) -> None:
     woken, other, report = list[float](), ("elsewhere", "uid-2"), report_of_ranks(64)
     pods = [ReportingPod(JOB, EXECUTION, index, f"pod-{index}") for index in range(1000)]
-    report_store.follow(other, frozenset())
-    most = MOST_KEPT // 4 // 65
-    for pod in pods[:most]:
+    report_store.follow(other, PODS)
+    for pod in pods[: FULL + SHORT]:
         report_store.store(pod, report, NOON)
-    report_store.follow(JOB, frozenset({"pseudo"}), woken.append)
-    for pod in pods[most:]:
+    assert not report_store.refuses_reports(JOB, NOON)
+    report_store.follow(JOB, PODS, frozenset({"pseudo"}), woken.append)
+    for pod in pods[FULL + SHORT :]:
         assert report_store.store(pod, report, NOON)
         assert report_store.answer(pod, NOON).finish_phase, "an answer needs no room"
     assert woken == []
-    assert [one.index for one in report_store.of_job(JOB, {EXECUTION})] == [*range(most)]
+    assert [len(one.report.ranks) for one in report_store.of_job(JOB)] == [64] * FULL + [1] * SHORT
+    assert report_store.refuses_reports(JOB, after(19))
+    assert not report_store.refuses_reports(JOB, after(21))
     assert report_store.store(replace(pods[0], job=other), report, NOON)
-    assert len(report_store.of_job(other, {EXECUTION})) == 1
+    assert len(report_store.of_job(other)) == 1
+    assert not report_store.refuses_reports(other, NOON)
 
 
+def test_ten_thousand_pods_of_eight_ranks_have_room(report_store: ReportStore) -> None:
+    for index in range(10_000):
+        report_store.store(ReportingPod(JOB, EXECUTION, index, f"pod-{index}"), report_of_ranks(8), NOON)
+    assert len(report_store.of_job(JOB)) == 10_000
+
+
+def test_shortened_report_has_the_slowest_running_rank(
+    report_store: ReportStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", 16)
+    steps = [("ended", 3), ("waiting", 5), ("computing", 4), ("waiting", 4)]
+    ranks = [RankReport(rank=rank, activity=word, seconds=0, step=step) for rank, (word, step) in enumerate(steps)]
+    report_store.store(REPORTER, PodReport(ranks=ranks, in_place=IN_PLACE), NOON)
+    (last_report,) = report_store.of_job(JOB)
+    assert [rank.rank for rank in last_report.report.ranks] == [2]
+    assert last_report.training_since == NOON
+    assert report_store.restarts_in_place(REPORTER, NOON) == 1
+
+
+@pytest.mark.usefixtures("few_are_kept")
 @pytest.mark.parametrize("forget", ["job", "execution", "ranks"])
 def test_forgotten_reports_make_room(forget: str, report_store: ReportStore) -> None:
-    report = report_of_ranks(64, in_place=IN_PLACE)
+    report = report_of_ranks(64)
     for number in range(3):
         execution = EXECUTION._replace(number=number)
-        pods = [ReportingPod(JOB, execution, index, f"pod-{number}-{index}") for index in range(600)]
+        pods = [ReportingPod(JOB, execution, index, f"pod-{number}-{index}") for index in range(1000)]
         for pod in pods:
             report_store.store(pod, report, NOON)
-        assert len(report_store.of_job(JOB, {execution})) == MOST_KEPT // 4 // 66
+        assert len(report_store.of_job(JOB)) == FULL + SHORT
         match forget:
             case "job":
                 report_store.forget(JOB)
-                report_store.follow(JOB, frozenset())
+                report_store.follow(JOB, PODS)
             case "execution":
-                assert report_store.of_job(JOB, set()) == ()
+                report_store.forget_other_executions(JOB, set())
+                assert report_store.of_job(JOB) == ()
             case "ranks":
                 for pod in pods:
                     report_store.store(pod, PodReport(), NOON)
-                assert len(report_store.of_job(JOB, {execution})) == 600
-                assert report_store._kept == {JOB[0]: 600}
-                report_store.of_job(JOB, set())
+                assert len(report_store.of_job(JOB)) == 1000
+                assert report_store._kept == {JOB[0]: 1000}
+                report_store.forget_other_executions(JOB, set())
         assert not report_store._kept
 
 
 def test_pod_that_takes_a_place_frees_what_its_predecessor_kept(report_store: ReportStore) -> None:
     for number in range(1000):
         assert report_store.store(replace(REPORTER, pod=f"pod-{number}"), report_of_ranks(64), NOON)
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert last_report.pod == "pod-999"
     assert [*report_store._jobs[JOB].places] == ["pod-999"]
 
@@ -351,29 +385,29 @@ def test_pod_that_takes_a_place_frees_what_its_predecessor_kept(report_store: Re
 def test_log_counts_if_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
     report_store.read_log(REPORTER, progress(3), NOON)
     report_store.read_log(REPORTER, progress(3), after(9))
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert (last_report.training_since, last_report.last, last_report.report.progress) == (NOON, NOON, progress(3))
     report_store.store(REPORTER, report_at(7), after(10))
     report_store.read_log(REPORTER, progress(6), after(20))
-    assert report_store.of_job(JOB, {EXECUTION})[0].last == after(10)
+    assert report_store.of_job(JOB)[0].last == after(10)
     report_store.read_log(REPORTER, progress(8), after(30))
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert (last_report.progressed, last_report.report.progress) == (after(30), progress(8))
 
 
 def test_finish_request_is_for_one_phase_and_ends_when_served(report_store: ReportStore) -> None:
     real = replace(REPORTER, execution=Execution("real", StageKind.TRAIN, 1))
     assert not report_store.answer(REPORTER, NOON).finish_phase
-    report_store.follow(JOB, frozenset({"pseudo"}))
+    report_store.follow(JOB, PODS, frozenset({"pseudo"}))
     assert report_store.answer(REPORTER, NOON).finish_phase
     assert not report_store.answer(real, NOON).finish_phase
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     assert not report_store.answer(REPORTER, NOON).finish_phase
 
 
 def store_with_rank_zero_pod(at: datetime = NOON) -> ReportStore:
     report_store = ReportStore()
-    report_store.follow(JOB, frozenset())
+    report_store.follow(JOB, PODS)
     report_store.set_rank_zero_pod(JOB, REPORTER, at)
     return report_store
 
@@ -411,7 +445,7 @@ def test_log_is_read_while_only_pods_report_that_cannot_tell_of_a_hang(witness: 
 
 
 def test_log_of_a_pod_that_reports_now_and_then_is_read_every_minute() -> None:
-    """Each reading is a request, so reports that are just too rare must not make readings more frequent."""
+    """Each reading is a request: reports at intervals just above QUIET_SECONDS must not make readings more frequent."""
     report_store, found = store_with_rank_zero_pod(), list[int]()
     for second in range(300):
         if second % 22 == 0:
@@ -448,7 +482,7 @@ def test_longest_unread_log_is_read_first() -> None:
     report_store = ReportStore()
     for number in range(3):
         job = ("default", str(number))
-        report_store.follow(job, frozenset())
+        report_store.follow(job, PODS)
         report_store.set_rank_zero_pod(job, ReportingPod(job, EXECUTION, 0, f"pod-{number}"), after(-number))
     read = [report_store.most_silent(after(100 + second)) for second in range(4)]
     assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
@@ -457,7 +491,7 @@ def test_longest_unread_log_is_read_first() -> None:
 def test_progress_requeues_are_rate_limited_over_all_jobs() -> None:
     report_store, woken = ReportStore(), list[float]()
     for number in range(1000):
-        report_store.follow(("default", str(number)), frozenset(), woken.append)
+        report_store.follow(("default", str(number)), PODS, frozenset(), woken.append)
     for step in range(3):
         report_store.store(
             replace(REPORTER, job=("default", "7")), report_at(step, "computing" if step else "starting"), NOON
@@ -481,7 +515,7 @@ def test_progress_requeues_are_rate_limited_over_all_jobs() -> None:
 )
 def test_job_is_requeued_for_changes_in_reports(reports: list[PodReport], wakes: list[float]) -> None:
     report_store, woken = ReportStore(), list[float]()
-    report_store.follow(JOB, frozenset(), woken.append)
+    report_store.follow(JOB, PODS, frozenset(), woken.append)
     for report in reports:
         report_store.store(REPORTER, report, NOON)
     assert woken == wakes

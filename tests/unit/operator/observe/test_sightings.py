@@ -63,7 +63,7 @@ def test_end_of_a_pod_is_not_before_its_request(reported: float, expected: float
 
 @pytest.mark.parametrize(("reporter", "expected"), [("p0", 4), ("its predecessor", -30)])
 def test_pod_that_reported_ended_after_its_report(reporter: str, expected: float) -> None:
-    """The clock of its node is slow, and passes from memory, which may be behind, bound the end less closely."""
+    """The clock of its node is slow. Passes from memory may be behind, and bound the end less closely."""
     sightings = Sightings()
     report = LastReport(EXECUTION, 0, reporter, first=after(4), last=after(4), report=PodReport())
     given = (RUNS, pod_ended_at(-30), replace(pod_ended_at(-30), ready=True))

@@ -8,7 +8,7 @@ from tests.unit.operator.support.world import World
 
 
 def completions(world: World) -> dict[str, int]:
-    """Return phase name -> largest number of pods that a Job for training has been given."""
+    """Return phase name -> largest `completions` of its training Jobs."""
     found: dict[str, int] = {}
     for body in world.jobs_list():
         labels = body["metadata"]["labels"]

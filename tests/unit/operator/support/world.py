@@ -78,7 +78,7 @@ class World:
     done: set[tuple[str, str]] = field(default_factory=set)
     """(phase, kind of stage) of each stage with its result on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
-    """Names of Jobs that some status has reported as running; a new Job must have another name."""
+    """Names of created Jobs; a new Job must have another name."""
     reports: dict[str, LastReport] = field(default_factory=dict)
     """Reports that the operator has received, by name of the pod; an operator that dies loses them."""
     made: int = 0
@@ -206,13 +206,18 @@ class World:
 
     def _write(self, status: PseudoRealJobStatus) -> None:
         self.status = PseudoRealJobStatus.model_validate(status.to_dict())
-        for body in self.jobs_list():
-            execution = read_job(body).execution
-            state = next((phase.state for phase in status.phases if phase.name == execution.phase), None)
-            if execution.number == status.execution and state == (
-                "Training" if execution.kind is StageKind.TRAIN else "Delinking"
-            ):
-                self.begun.add(body["metadata"]["name"])
+
+    def delete_behind_the_operator(self, key: Key) -> None:
+        """Delete a child. Nothing is left of a Job without pods if no status has recorded its start yet, so its name
+        may be used again."""
+        body = self.objects.pop(key)
+        if key[0] == "Job" and not self._is_recorded(read_job(body).execution) and not self.pods_of(body):
+            self.begun.remove(body["metadata"]["name"])
+
+    def _is_recorded(self, execution: Execution) -> bool:
+        phase = next((phase for phase in self.status.phases if phase.name == execution.phase), None)
+        state = "Training" if execution.kind is StageKind.TRAIN else "Delinking"
+        return phase is not None and execution.number == self.status.execution and phase.state == state
 
     def _post(self, event: Any) -> None:
         self.events.setdefault(event.name(self.job.metadata), event.reason.value)
@@ -221,7 +226,9 @@ class World:
         name = manifest["metadata"]["name"]
         key = (manifest["kind"], bare(name))
         if key not in self.objects:
-            assert key[0] != "Job" or name not in self.begun, f"no Job named {name} has run before"
+            assert key[0] != "Job" or name not in self.begun, f"no Job named {name} was created before"
+            if key[0] == "Job":
+                self.begun.add(name)
             self.objects[key] = copy.deepcopy(manifest)
             if key[0] == "Job" and manifest["spec"].get("suspend"):
                 (self.hold if self.queues else self.admit)(key[1])

@@ -1,8 +1,11 @@
-"""A minimal progress report of a pod."""
+"""A minimal progress report of a pod; pods of jobs in tests."""
 
 from typing import Any
 
 from pseudoreal_api.wire.messages import ProgressReport
+
+PODS = {"pseudo": 10_000, "real": 10_000}
+"""Phase name -> maximum number of pods, as in `ReportStore.follow`."""
 
 
 def progress(step: int) -> ProgressReport:
