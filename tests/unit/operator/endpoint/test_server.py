@@ -77,7 +77,7 @@ async def test_valid_report_is_stored_and_answered(endpoint: Endpoint, report_st
     answer = await endpoint.post()
     assert answer.status == 200
     assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
-    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    (last_report,) = report_store.of_job(JOB)
     assert (last_report.execution, last_report.index, last_report.report) == (EXECUTION, 0, REPORT)
 
 
@@ -116,7 +116,7 @@ async def test_malformed_report_is_rejected_with_400(
     answer = await endpoint.post(body)
     assert answer.status == 400
     assert says in await answer.text()
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB) == ()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_report_with_an_invalid_token_is_rejected(endpoint: Endpoint, repo
     answer = await endpoint.post(token="forged")
     assert answer.status == 401
     assert "not valid" in await answer.text()
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB) == ()
 
 
 async def test_report_of_a_pod_that_does_not_train_is_rejected(endpoint: Endpoint, api: FakeApi) -> None:
@@ -169,7 +169,7 @@ async def test_report_of_a_pod_that_does_not_train_is_rejected(endpoint: Endpoin
 async def test_too_long_report_is_rejected(endpoint: Endpoint, report_store: ReportStore) -> None:
     answer = await endpoint.post("x" * (REPORT_BYTES + 1))
     assert answer.status == 413
-    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB) == ()
 
 
 async def test_too_long_report_without_content_length_is_rejected(endpoint: Endpoint) -> None:
@@ -220,7 +220,7 @@ async def test_rate_limit_of_one_pod_does_not_affect_another(
     for _ in range(7):
         await endpoint.post()
     assert (await endpoint.post(token="other")).status == 200
-    assert {last_report.index for last_report in report_store.of_job(JOB, {EXECUTION})} == {0, 1}
+    assert {last_report.index for last_report in report_store.of_job(JOB)} == {0, 1}
 
 
 async def test_flood_of_unknown_tokens_is_rejected_with_429(endpoint: Endpoint) -> None:

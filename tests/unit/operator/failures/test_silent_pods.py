@@ -58,7 +58,7 @@ class Cluster:
         key = self.keys[job]
         return replace(
             self.world.observe(),
-            last_reports=self.report_store.of_job(key, {EXECUTION}),
+            last_reports=self.report_store.of_job(key),
             silent_since=self.report_store.silent_since(key, self.now),
             has_reported=self.report_store.has_reported(key),
             path_is_cut=self.report_store.path_is_cut,
