@@ -1,4 +1,4 @@
-"""Products in float8, from the format's definition: an oracle that shares no code with the trainer.
+"""Products in float8, from the definition of e4m3: an oracle independent of the trainer's code.
 
 The numbers of e4m3 are listed from their bits, and each number is rounded by a search in the list.
 """
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 
 def _numbers() -> list[float]:
-    """Return the numbers of the format that are not negative, ascending: 4 bits of exponent with bias 7, 3 bits of
-    mantissa; the largest exponent with the largest mantissa is NaN."""
+    """Return the e4m3 numbers from 0 up, ascending: 4 bits of exponent with bias 7, 3 bits of mantissa; the largest
+    exponent with the largest mantissa is NaN."""
     small = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     rest = [(1 + mantissa / 8) * 2.0 ** (exponent - 7) for exponent in range(1, 16) for mantissa in range(8)]
     return (small + rest)[:-1]
@@ -38,8 +38,9 @@ def nearest(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """Return the rows [n, k], each divided by the smallest power of two that leaves no magnitude above 448, rounded,
-    and multiplied by this power. A float64 is rounded to float32 first, as torch's conversion does."""
+    """Return the rows [n, k] rounded to e4m3 numbers times the row's scale: the smallest power of two with all
+    magnitudes of row / scale at most 448. Scaled rows are rounded to float32 before e4m3, as in torch's conversion of
+    float64."""
     found = rows.detach().double().numpy()
     powers = [2.0 ** ceil(log2(most / 448)) if (most := float(np.abs(row).max(initial=0))) else 1.0 for row in found]
     scales = np.array(powers)[:, None]

@@ -14,8 +14,8 @@ from functools import cached_property
 from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
-    has_equal_rounds,
     divisors,
+    has_equal_rounds,
     has_some_layout,
     knows_choices_in_time,
     layers_of,

@@ -40,7 +40,7 @@ def test_every_text_file_is_opened_with_its_encoding() -> None:
 
 
 def without_encoding(file: Path) -> Iterator[int]:
-    """Yield the lines of calls that open a file as text and name no encoding."""
+    """Yield the line numbers of calls that open a text file without an encoding."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if (
             isinstance(node, ast.Call)

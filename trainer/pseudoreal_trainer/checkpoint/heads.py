@@ -44,7 +44,7 @@ class HeadCache:
     folder: StoragePath
     """Folder of all checkpoints."""
     follows_links: bool = True
-    """False: checkpoints and manifests that are symbolic links are left out."""
+    """Whether to follow symbolic links; if not, linked checkpoints and manifests are left out."""
     _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
     """Name of a checkpoint's folder -> version of the manifest, head."""
 

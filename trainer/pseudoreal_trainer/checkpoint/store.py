@@ -89,10 +89,11 @@ class CheckpointStore:
         return self._own(manifest)
 
     def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
-        """Return the newest verified checkpoint of a phase; with `complete`, the newest one that ends the phase.
+        """Return the newest intact checkpoint of a phase; with `complete`, the newest checkpoint at an end of the
+        phase.
 
         None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has such checkpoints and all are
-        corrupt; with `complete`, if the newest one is: a phase that was prolonged has an older end, of less training.
+        corrupt; with `complete`, if the newest one is: a prolonged phase has an older end, of less training.
         """
         candidates = self.candidates(phase, complete=complete)
         for head in candidates:

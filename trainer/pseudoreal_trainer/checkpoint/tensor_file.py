@@ -156,8 +156,9 @@ class TensorFile:
         return widen(numbers, dtype, "float32")
 
     def bytes_into(self, name: str, begin: int, out: Array) -> None:
-        """Fill `out` with the bytes of the elements from `begin` on. `out` is contiguous, and its item size is the
-        tensor's element size. The caller has checked the header with `form`."""
+        """Fill `out` with elements of the tensor `name`, from element `begin` on. The bytes are copied without
+        conversion, so `out` may have any dtype with the tensor's element size, such as an integer type for bfloat16; it
+        is contiguous. The caller has checked the header with `form`."""
         start = self._begin + self._entries[name]["data_offsets"][0]
         self._content.read_into(start + begin * out.itemsize, out.view(np.uint8))
 

@@ -31,4 +31,5 @@ class Blueprint:
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
     float8: bool = False
-    """Whether products of blocks have operands in float8."""
+    """Whether the linear layers of attention, MLPs and shared experts multiply in float8 (`model.float8`). Routers and
+    routed experts never do."""

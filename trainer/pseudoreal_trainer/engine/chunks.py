@@ -1,10 +1,10 @@
-"""A layer computed in chunks of the sequence, so that its graph has the tensors of one chunk (StreamBP, arXiv
+"""A layer computed in chunks of the sequence, so its graph has the tensors of only one chunk (StreamBP, arXiv
 2506.03077).
 
 Keys and values of whole sequences are computed first, without a graph. Each chunk then passes through the layer with
 its own queries. The backward pass recomputes one chunk after the other, adds up the gradients of keys and values over
-the chunks, and finally goes back through the keys and values. The result is that of a pass over the whole sequences, up
-to the order of sums.
+the chunks, and finally goes back through the keys and values. The result is the same as in a pass over the whole
+sequences, up to the order of sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.context import ContextGather
-from pseudoreal_trainer.model.attention import Documents
+from pseudoreal_trainer.model.attention import Documents, Scope
 from pseudoreal_trainer.model.context import ContextCut, SequenceParts, spans_of, sub_ranges
 from pseudoreal_trainer.model.modules import Modules
 
@@ -38,10 +38,11 @@ def parts_of(
     length: int,
     documents: Documents | None,
     device: torch.device,
-    whole: Callable[[Tensor], Tensor],
+    whole: Callable[[Tensor], Tensor] | None,
 ) -> SequenceParts:
-    """Return the parts of sequences of `length` tokens that have these ranges of tokens. `documents`: documents of the
-    whole sequences; None: attention spans whole sequences. `whole`: as in `SequenceParts`."""
+    """Return one part of each sequence: the ranges `tokens`, as indices in the sequence. `length`: number of tokens of
+    a whole sequence. `documents`: documents of the whole sequences; None: attention spans whole sequences. `whole`: as
+    in `SequenceParts`."""
     if documents is None:
         positions = torch.cat([torch.arange(own.start, own.stop, device=device) for own in tokens])
         return SequenceParts(length, (spans_of(tokens, [length]),), positions, whole)
@@ -50,42 +51,30 @@ def parts_of(
     return SequenceParts(length, spans, positions, whole)
 
 
-@dataclass(frozen=True)
-class ChunkedSequences:
-    """This rank's parts of the sequences of a micro-batch, whole and in chunks."""
-
-    parts: SequenceParts
-    chunks: Sequence[Chunk]
-
-    @classmethod
-    def of(
-        cls, tokens: Sequence[range], length: int, documents: Documents | None, count: int, device: torch.device
-    ) -> "ChunkedSequences":
-        """Return parts of sequences of `length` tokens that have these ranges of tokens, in `count` chunks, or in one
-        for each token if the parts have fewer. `documents`: as in `parts_of`."""
-        own = sum(map(len, tokens))
-        bounds = pairwise(own * index // count for index in range(count + 1))
-        return cls(
-            parts_of(tokens, length, documents, device, _unchanged),
-            [
-                Chunk(begin, end, parts_of(sub_ranges(tokens, begin, end), length, documents, device, _unchanged))
-                for begin, end in bounds
-                if begin < end
-            ],
-        )
-
-
-def _unchanged(whole: Tensor) -> Tensor:
-    return whole
+def chunks_of(
+    tokens: Sequence[range], length: int, documents: Documents | None, count: int, device: torch.device
+) -> list[Chunk]:
+    """Return the parts with the ranges `tokens`, in `count` chunks of nearly equal length; parts with fewer tokens than
+    `count` have one chunk per token. `tokens`, `length`, `documents`: as in `parts_of`."""
+    own = sum(map(len, tokens))
+    bounds = pairwise(own * index // count for index in range(count + 1))
+    return [
+        Chunk(begin, end, parts_of(sub_ranges(tokens, begin, end), length, documents, device, None))
+        for begin, end in bounds
+        if begin < end
+    ]
 
 
 @dataclass(frozen=True)
 class ChunkedLayer:
-    """A dense layer whose module is bound, computed in chunks of the sequence. Main thread only."""
+    """A dense layer with a bound module, computed in chunks of the sequence. Main thread only."""
 
     modules: Modules
     layer: int
-    sequences: ChunkedSequences
+    chunks: Sequence[Chunk]
+    """Chunks of this rank's parts of the sequences, in order."""
+    scope: Scope | None
+    """Scope of attention in the layer computed at once; gives the rotary positions of the keys."""
     cut: ContextCut | None
     """Cut of the sequences over context ranks; None: this rank has whole sequences."""
     gather: ContextGather
@@ -94,7 +83,7 @@ class ChunkedLayer:
         """Return the layer's output without a graph, [B, L, H] -> [B, L, H]."""
         keys = self._whole(self._keys_and_values(source))
         out = torch.empty_like(source)
-        for chunk in self.sequences.chunks:
+        for chunk in self.chunks:
             out[:, chunk.begin : chunk.end] = self._run(chunk, chunk.of(source), keys, is_output_read=True)
         return out
 
@@ -115,7 +104,7 @@ class ChunkedLayer:
         of_source = torch.empty_like(source)
         # Summed in at least float32, as gradients of weights are.
         of_keys = torch.zeros_like(keys, dtype=torch.promote_types(keys.dtype, torch.float32))
-        for chunk in self.sequences.chunks:
+        for chunk in self.chunks:
             own = chunk.of(source).detach().requires_grad_()
             out = self._run(chunk, own, keys, is_output_read=False)
             of_own, more, *gradients = torch.autograd.grad(
@@ -138,7 +127,7 @@ class ChunkedLayer:
 
     def _keys_and_values(self, source: Tensor) -> Tensor:
         """Return the keys and values of this rank's tokens, [B, L, 2 key heads, width]."""
-        return self.modules.keys_and_values(source, self.layer, self.sequences.parts)
+        return self.modules.keys_and_values(source, self.layer, self.scope)
 
     def _whole(self, own: Tensor) -> Tensor:
         """Return keys and values of whole sequences. Collective over the context ranks."""

@@ -2,20 +2,20 @@
 
 Text is generated in any layout and with any homes. Each token takes one evaluation of all prompts, each prompt in a
 pass as long as a training sequence, like the windows of a validation. So generation needs no more memory than
-validation and no kernels for another shape, and the same weights generate the same tokens on any number of ranks.
+validation and no kernels for another shape. The same weights generate the same tokens in every layout, unless a draw is
+so close that rounding decides: context ranks, expert ranks and chunks of a sequence may change the order of sums.
 Padding after a prompt's last token cannot affect that token: attention is causal, and a full expert has accepted
 earlier tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.model.sampling import Sampling, draw
+from pseudoreal_trainer.model.sampling import Sampling, draw, skip
 from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 
 
@@ -73,37 +73,50 @@ def generate(
     """
     texts = [[*prompt] for prompt in prompts]
     # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
-    generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
-    for _ in range(count):
-        for text, token in zip(
-            texts, _next_tokens(engine, texts, sequence, sampling, generators, at_once), strict=True
-        ):
+    draws = [_Draws(torch.Generator().manual_seed(sampling.seed + number), sampling) for number in range(len(texts))]
+    for number in range(count):
+        for text, token in zip(texts, _next_tokens(engine, texts, sequence, draws, number, at_once), strict=True):
             text.append(token)
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+@dataclass
+class _Draws:
+    """Draws of the tokens of one text on this rank. Ranks may take turns: with context ranks, the last token of a
+    growing text moves from rank to rank."""
+
+    generator: torch.Generator
+    sampling: Sampling
+    done: int = 0
+    """Number of draws for which `generator` was advanced."""
+
+    def draw(self, number: int, logits: Tensor) -> int:
+        """Return token `number` of the text, from the logits [V], as if this rank had drawn all tokens before."""
+        for _ in range(self.done, number):
+            skip(logits, self.sampling, self.generator)
+        self.done = number + 1
+        return draw(logits, self.sampling, self.generator)
 
 
 def _next_tokens(
     engine: Engine,
     texts: Sequence[Sequence[int]],
     sequence: int,
-    sampling: Sampling,
-    generators: Sequence[torch.Generator],
+    draws: Sequence[_Draws],
+    number: int,
     at_once: int,
 ) -> list[int]:
-    """Return the next token of each text; the same on every rank."""
+    """Return the next token of each text, token `number` after its prompt; the same on every rank."""
     groups, shared = engine.groups, engine.groups.layout.mesh.sequence_groups
     # Do not pad with the end-of-document token: each one would start a document, and attention is called once per
     # document.
     padding = 1 if engine.blueprint.end_of_document == 0 else 0
-    # One rank knows the logits of a text: the rank of the head that has the text's last token. With context ranks,
-    # another rank has the next token. So all ranks draw, each with the generators of all texts.
-    rows = torch.zeros(
-        len(texts), engine.blueprint.model.vocabulary_size, dtype=engine.blueprint.master, device=groups.device
-    )
+    # One rank has the logits of a text: the rank of the head that has the text's last token. It draws the next token;
+    # all other ranks add 0 to the token's id.
+    ids = [0] * len(texts)
     for own in assign_sequences(len(texts), shared, groups.sequence_group, at_once):
         contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
-                rows[own[m].index] = logits
-    # Each row is zero on all ranks but one, so the order of this reduction cannot matter.
-    return [draw(*each) for each in zip(groups.ranks.sum_(rows), repeat(sampling), generators, strict=False)]
+                ids[own[m].index] = draws[own[m].index].draw(number, logits)
+    return groups.ranks.sum_(torch.tensor(ids, device=groups.device)).tolist()

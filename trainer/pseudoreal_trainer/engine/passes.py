@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload, Key
-from pseudoreal_trainer.engine.chunks import ChunkedLayer, ChunkedSequences, parts_of
+from pseudoreal_trainer.engine.chunks import Chunk, ChunkedLayer, chunks_of, parts_of
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradient_similarity import SimilarityProbe
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients
@@ -22,7 +22,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
-from pseudoreal_trainer.model.context import ContextCut, SequenceParts
+from pseudoreal_trainer.model.context import ContextCut
 from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
@@ -90,11 +90,11 @@ class PlanRun:
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> token ids, [B, T + 1], on the device."""
     scopes: dict[int, Scope | None] = field(default_factory=dict)
-    """Micro-batch -> tokens to which its tokens attend; None: each attends to all tokens before it."""
+    """Micro-batch -> scope of its attention; None: whole sequences."""
     documents: dict[int, Documents] = field(default_factory=dict)
     """Micro-batch -> documents of its whole sequences; empty if attention spans whole sequences."""
-    chunked: dict[int, ChunkedSequences] = field(default_factory=dict)
-    """Micro-batch -> its sequences in chunks, for layers that are computed in chunks."""
+    chunks: dict[int, Sequence[Chunk]] = field(default_factory=dict)
+    """Micro-batch -> chunks of this rank's parts of its sequences; empty if no layer is computed in chunks."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
     """(position, micro-batch) -> input of the position, [B, T, H], on the device."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class PlanRun:
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> loss sums over its tokens; on the head's rank only."""
     logits: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> requested logits, [V]; only on the head's rank with the token that they follow."""
+    """Micro-batch -> logits after its token `reads[m]`, [V]; only on the head's rank with this token."""
     reduced: dict[int, Future[None]] = field(default_factory=dict)
     """Unit -> its reduction; the future completes once the sum of the unit's gradient is in the unit's home."""
     agreement: Future[Agreement] | None = None
@@ -359,7 +359,7 @@ class Passes:
         return source.detach().requires_grad_()
 
     def _input_tokens(self, run: PlanRun, m: int) -> Tensor:
-        """Return the tokens of a micro-batch that this rank computes, [B, T]."""
+        """Return this rank's input tokens of a micro-batch, [B, T]."""
         return self._own(run, m, self._tokens(run, m)[:, :-1])
 
     def _targets(self, run: PlanRun, m: int) -> Tensor:
@@ -372,25 +372,28 @@ class Passes:
         return self._own(run, m, targets)
 
     def _own(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
-        """Return the part of each sequence that this rank computes."""
-        cut = self.cut(run, m)
+        """Return this rank's part of each sequence; without context parallelism, whole sequences."""
+        cut = self._cut_of(run, m)
         return tokens if cut is None else cut.own(tokens)
 
-    def cut(self, run: PlanRun, m: int) -> ContextCut | None:
-        """Return the cut of the sequences of a micro-batch over context ranks; None if they are whole."""
+    def cut(self, length: int) -> ContextCut | None:
+        """Return the cut of sequences of `length` tokens over context ranks; None if they are whole."""
         if self.layout.context_ranks == 1:
             return None
-        return ContextCut(self.layout.context_ranks, self.gather.rank, run.batch.shape(m)[1])
+        return ContextCut(self.layout.context_ranks, self.gather.rank, length)
+
+    def _cut_of(self, run: PlanRun, m: int) -> ContextCut | None:
+        return self.cut(run.batch.shape(m)[1])
 
     def _index_of(self, run: PlanRun, m: int, token: int) -> int | None:
         """Return the index of a token of whole sequences in this rank's part of them; None if another rank has it."""
-        cut = self.cut(run, m)
+        cut = self._cut_of(run, m)
         return token if cut is None else cut.index_of(token)
 
     def shape(self, run: PlanRun, m: int) -> MicroBatchShape:
-        """Return the number of sequences of a micro-batch, and the number of tokens of each that this rank computes."""
+        """Return the number of sequences of a micro-batch, and this rank's number of tokens in each sequence."""
         sequences, length = run.batch.shape(m)
-        return sequences, length if self.cut(run, m) is None else length // self.layout.context_ranks
+        return sequences, length // self.layout.context_ranks
 
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
         """Return the tokens of whole sequences, [B, T + 1], on the device."""
@@ -402,35 +405,47 @@ class Passes:
         return run.tokens[m]
 
     def scope(self, run: PlanRun, m: int) -> Scope | None:
-        """Return the tokens to which the tokens of a micro-batch attend; None if attention spans whole sequences.
+        """Return the scope of attention in a micro-batch: documents, or this rank's parts of the sequences (context
+        parallelism); None: whole sequences.
 
         Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
         a message for passes to wait for.
         """
         if m not in run.scopes:
-            cut, documents = self.cut(run, m), self._documents(run, m)
-            run.scopes[m] = documents if cut is None else self.sequence_parts(cut, documents)
+            run.scopes[m] = self.scope_of(run.batch.shape(m)[1], self._documents(run, m))
         return run.scopes[m]
 
-    def sequence_parts(self, cut: ContextCut, documents: Documents | None) -> SequenceParts:
-        """Return this rank's parts of the sequences of a micro-batch. `documents`: documents of the whole sequences."""
-        return parts_of(cut.chunks, cut.length, documents, self.streams.device, partial(self.gather, cut))
+    def scope_of(self, length: int, documents: Documents | None) -> Scope | None:
+        """Return the scope of attention in sequences of `length` tokens. `documents`: documents of the whole sequences;
+        None: attention spans whole sequences."""
+        if (cut := self.cut(length)) is None:
+            return documents
+        return parts_of(cut.chunks, length, documents, self.streams.device, partial(self.gather, cut))
 
     def _in_chunks(self, run: PlanRun, position: int, m: int) -> ChunkedLayer | None:
         """Return the layer at a position, to be computed in chunks of the sequence; None if it is computed at once."""
-        if self.layout.sequence_chunks == 1 or not self.layout.is_dense(position):
+        sequences, length = run.batch.shape(m)
+        # The probe takes the gradients of a whole pass.
+        if not self.is_in_chunks(position) or not sequences or run.probe is not None:
             return None
-        if run.probe is not None:
-            return None  # the probe takes the gradients of a whole pass
-        (sequences, length), cut = self.shape(run, m), self.cut(run, m)
-        if not sequences:
-            return None
-        if m not in run.chunked:
-            documents = self._documents(run, m)
-            tokens = (range(length),) if cut is None else cut.chunks
-            whole, chunks = length if cut is None else cut.length, self.layout.sequence_chunks
-            run.chunked[m] = ChunkedSequences.of(tokens, whole, documents, chunks, self.streams.device)
-        return ChunkedLayer(self.modules, position - 1, run.chunked[m], cut, self.gather)
+        if m not in run.chunks:
+            run.chunks[m] = self.chunks_of(length, self._documents(run, m))
+        return self.chunked_layer(position, length, run.chunks[m], self.scope(run, m))
+
+    def is_in_chunks(self, position: int) -> bool:
+        """Return whether steps compute the layer at a position in chunks of the sequence."""
+        return self.layout.sequence_chunks > 1 and self.layout.is_dense(position)
+
+    def chunks_of(self, length: int, documents: Documents | None) -> list[Chunk]:
+        """Return the chunks of this rank's parts of sequences of `length` tokens. `documents`: as in `scope_of`."""
+        cut = self.cut(length)
+        tokens = (range(length),) if cut is None else cut.chunks
+        return chunks_of(tokens, length, documents, self.layout.sequence_chunks, self.streams.device)
+
+    def chunked_layer(self, position: int, length: int, chunks: Sequence[Chunk], scope: Scope | None) -> ChunkedLayer:
+        """Return the layer at a position, to be computed in `chunks` of sequences of `length` tokens. `scope`: from
+        `scope_of`."""
+        return ChunkedLayer(self.modules, position - 1, chunks, scope, self.cut(length), self.gather)
 
     def _documents(self, run: PlanRun, m: int) -> Documents | None:
         """Return the documents of whole sequences; None if attention spans whole sequences."""

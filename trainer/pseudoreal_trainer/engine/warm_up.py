@@ -10,42 +10,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.chunks import ChunkedLayer, ChunkedSequences
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
 from pseudoreal_trainer.model.attention import Documents, Scope, find_documents
-from pseudoreal_trainer.model.context import ContextCut
 from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
-_Form = tuple[MicroBatchShape, ContextCut | None]
-"""Shape of a micro-batch, and the cut of its sequences over context ranks."""
-
 
 class WarmUp:
-    """Runs passes of a rank on zeros, once per form of micro-batches."""
+    """Runs passes of a rank on zeros, once per shape of micro-batches."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._done: set[_Form] = set()
-        """Forms of micro-batches for which passes were run on zeros."""
+        self._done: set[MicroBatchShape] = set()
+        """Shapes of micro-batches already warmed up."""
 
     def run(self, run: PlanRun, plan: RankPlan) -> None:
-        """Run the passes on zeros, for each new form of the plan. Replaces the weights that modules are bound to, and
-        unbinds the modules afterwards."""
+        """Run the passes on zeros, for each new shape of the plan. Binds modules to zeros instead of their weights, and
+        unbinds them afterwards."""
         passes = self._passes
         records = [record for record in plan if isinstance(record, Forward | Backward)]
         micro_batches = {record.micro_batch for record in records}
-        forms = {(run.batch.shape(m), passes.cut(run, m)) for m in micro_batches} - self._done
-        if not forms:
+        shapes = {run.batch.shape(m) for m in micro_batches} - self._done
+        if not shapes:
             return  # the rest would wait for all kernels in every step
         positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
-        # In the order of their shapes, which is the same on all context ranks: attention is collective over them.
-        for shape, cut in sorted(forms, key=lambda form: form[0]):
+        # In an order that is the same on all context ranks: attention is collective over them.
+        for shape in sorted(shapes):
             for position in positions:
-                _run_on_zeros(passes, position, shape, cut)
-        self._done.update(forms)
+                _run_on_zeros(passes, position, shape)
+        self._done.update(shapes)
         passes.copies.unbind()
         if passes.streams.are_real:
             torch.accelerator.synchronize(passes.streams.device)
@@ -62,7 +57,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: ContextCut | None) -> None:
+def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape) -> None:
     """Run a position's forward and backward pass on zeros. `whole`: shape of a micro-batch with whole sequences."""
     modules, device = passes.modules, passes.streams.device
     # One group of experts stands for all groups: they have the same kernels and share a module.
@@ -70,7 +65,7 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: Co
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]
-    shape = whole if cut is None else (whole[0], whole[1] // cut.ranks)
+    shape = whole[0], whole[1] // passes.layout.context_ranks
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
     if position == passes.layout.head:
@@ -81,10 +76,13 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: Co
     else:
         statistics = modules.router_statistics(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, whole, device)
-        if passes.layout.sequence_chunks > 1 and passes.layout.is_dense(position) and whole[0]:
-            _run_in_chunks(passes, position, hidden.detach(), whole[1], cut, documents)
+        scope = passes.scope_of(whole[1], documents)
+        if passes.is_in_chunks(position) and whole[0]:
+            layer = passes.chunked_layer(position, whole[1], passes.chunks_of(whole[1], documents), scope)
+            with torch.no_grad():
+                layer.forward(hidden)
+            layer.backward(hidden.detach(), torch.ones_like(hidden), trained, lambda _: None)
             return
-        scope = documents if cut is None else passes.sequence_parts(cut, documents)
         if passes.layout.spreads(position):
             outputs = _expert_parallel_block(modules, hidden, position - 1, statistics, scope)
         else:
@@ -93,19 +91,6 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape, cut: Co
     # With tied embeddings, the embedding's unit also contains the final norm, which the embedding does not use.
     ones = [torch.ones_like(output) for output in outputs]
     torch.autograd.grad(outputs, sources, ones, allow_unused=position == 0)
-
-
-def _run_in_chunks(
-    passes: Passes, position: int, source: Tensor, length: int, cut: ContextCut | None, documents: Documents | None
-) -> None:
-    """Run a layer forward and backward in chunks of the sequence. `length`: tokens of a whole sequence."""
-    (unit,) = passes.layout.units_of(position)
-    tokens = (range(length),) if cut is None else cut.chunks
-    sequences = ChunkedSequences.of(tokens, length, documents, passes.layout.sequence_chunks, source.device)
-    layer = ChunkedLayer(passes.modules, position - 1, sequences, cut, passes.gather)
-    with torch.no_grad():
-        layer.forward(source)
-    layer.backward(source, torch.ones_like(source), passes.modules.of(unit).trained, lambda _: None)
 
 
 def _block(

@@ -81,7 +81,7 @@ class PhaseReport(_Model):
     parameters_per_rank: int
     data_ranks: int
     context_ranks: int = 1
-    """Number of data ranks over which each sequence is cut."""
+    """Number of context ranks: data ranks with different parts of the same sequences."""
     state_sharding: StateSharding
     """State that the data ranks split among them; the default if the job omits it."""
     bytes: TierBytes

@@ -40,7 +40,9 @@ class Documents:
 
 
 Scope = Documents | SequenceParts
-"""Tokens to which the tokens of a micro-batch attend, unless each attends to all tokens before it in its sequence."""
+"""Scope of causal attention in a micro-batch. Documents: each token attends within its document. SequenceParts: this
+pass has the queries of one part of each sequence, and each query attends within its document, or within its whole
+sequence without documents. None instead of a scope: each token attends within its whole sequence."""
 
 
 class Attention(nn.Module):
@@ -66,8 +68,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the attention's output: [B, T, H] -> [B, T, H].
 
-        `mask`: from `window_mask`; None: each token attends to all tokens before it. `scope`: documents, within which
-        attention stays, or parts of sequences, whose layers need no mask; None: whole sequences.
+        `mask`: sliding window [T, T], from `window_mask`; None: no window, or a window over all earlier tokens.
+        `scope`: documents, or parts of sequences; None: whole sequences. Parts of sequences contain the window, and
+        need no mask.
         """
         query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
         if isinstance(scope, SequenceParts) and scope.keys_and_values is not None:
@@ -136,6 +139,7 @@ def attend_within(
     No mask over all pairs of tokens is needed, and the time grows with the squares of the documents' lengths.
     """
     if isinstance(scope, SequenceParts):
+        assert scope.whole is not None, "chunks of a part have their keys and values"
         return attend_in_parts(scope, query, scope.whole(torch.cat([key, value], dim=2)))
     documents = scope
     heads, width = query.shape[2:]

@@ -36,7 +36,7 @@ class Block(nn.Module):
     pre-norm, a post-norm, or both, according to `norm.placement`."""
 
     def __init__(self, spec: Model, layer: int = 0, linear: type[nn.Linear] = nn.Linear) -> None:
-        """`layer`: any layer that uses the block. Layers of one kind, dense or with experts, may share a block.
+        """`layer`: any layer of the block's kind, dense or with experts; all layers of a kind may share the block.
         `linear`: class of the linear layers in attention, in the MLP and in shared experts."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
@@ -61,13 +61,11 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
-        `mask`: mask of the sliding window, [T, T]; None: no window. `statistics`: router statistics of a training pass;
-        None without experts, and in evaluation. `scope`: tokens to which tokens attend; None: all earlier tokens of
-        the sequence.
-        `saved`: holds the routing decision of an earlier pass, or receives the decision of this pass; None: the
-        decision is not needed again. `is_output_read`: if false, the output serves only to compute gradients. Its
-        values are then undefined, unless gradients depend on the last product, as with experts or with a norm behind
-        the MLP.
+        `mask`, `scope`: as in `Attention.forward`. `statistics`: router statistics of a training pass with a graph;
+        None without experts, and in passes without a graph. `saved`: holds the routing decision of an earlier pass, or
+        receives the decision of this pass; None: the decision is not needed again. `is_output_read`: if false, the
+        output serves only to compute gradients. Its values are then undefined, unless gradients depend on the last
+        product, as with experts or with a post-norm of the MLP.
         """
         hidden = self._attend(hidden, rotation, mask, scope)
         if not (is_output_read or self.is_mixture or self.ffn_output_norm is not None):
@@ -138,8 +136,8 @@ class Block(nn.Module):
         return mixed if self.shared is None else mixed + self.shared(features)
 
     def _documents(self, scope: Scope | None) -> Documents | None:
-        """Return the documents within which experts count their tokens; None: they count within sequences, or not at
-        all."""
+        """Return the documents for the experts' capacity per document; None: the capacity is per sequence, or the
+        experts have none."""
         if isinstance(scope, SequenceParts):
             assert isinstance(self.experts, TopKExperts), "the job's rules allow context ranks without capacities only"
             return None

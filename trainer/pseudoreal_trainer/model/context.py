@@ -1,11 +1,14 @@
-"""Attention of a part of each sequence, with keys and values of whole sequences. All other parts of a layer compute
-each token for itself.
+"""Attention of local queries to keys and values of whole sequences. All other operations of a layer compute each token
+on its own.
 
-The parts are on different ranks (context parallelism), or a rank computes them one after the other. For context
-parallelism, a sequence is cut into 2 C chunks of equal length, where C is the number of context ranks. Rank r computes
-the chunks r and 2 C - 1 - r: an early chunk, which attends to few tokens, and a late chunk, which attends to many. So
-causal attention takes all ranks the same time (Llama 3, arXiv 2407.21783, section 3.3.2). The ranks gather keys and
-values, which have fewer features than queries in models with grouped heads, and attend with their own queries.
+The queries of a pass are one part of each sequence: the part of a context rank (context parallelism), or one of several
+chunks that a rank computes one after the other (`engine.chunks`).
+
+With C context ranks, a sequence is cut into 2 C chunks of equal length. Rank r computes the chunks r and 2 C - 1 - r:
+an early chunk attends to few tokens, a late chunk to many. So causal attention takes the same time on all ranks (Llama
+3, arXiv 2407.21783, section 3.3.2), except with documents or windows. Each rank gathers the keys and values of all
+ranks and attends with its local queries. In models with grouped heads, keys and values have fewer features than
+queries.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +45,8 @@ class ContextCut:
 
     @cached_property
     def chunks(self) -> tuple[range, range]:
-        """Tokens of this rank's chunks, in the order in which the rank has them."""
+        """Indices in the sequence of the tokens of this rank's two chunks: the early chunk, then the late one. The
+        rank's tensors have the same order."""
         starts = (self.rank * self.chunk, self.length - (self.rank + 1) * self.chunk)
         return range(starts[0], starts[0] + self.chunk), range(starts[1], starts[1] + self.chunk)
 
@@ -56,29 +60,31 @@ class ContextCut:
         return torch.cat([tensor[:, chunk.start : chunk.stop] for chunk in self.chunks], dim=1)
 
     def joined(self, parts: Tensor) -> Tensor:
-        """Return whole sequences from the parts of all ranks: [C, B, T / C, ...] -> [B, T, ...]."""
+        """Return whole sequences for the parts of all context ranks, rank 0 first: [C, B, T / C, ...] -> [B, T, ...].
+        The tokens of a sequence are in order."""
         early, late = parts.unflatten(2, (2, self.chunk)).unbind(2)  # [C, B, T / 2C, ...]
         return torch.cat([early, late.flip(0)]).transpose(0, 1).flatten(1, 2)
 
     def parts(self, whole: Tensor) -> Tensor:
-        """Return the parts of all ranks: [B, T, ...] -> [C, B, T / C, ...]; the inverse of `joined`."""
+        """Cut whole sequences into the parts of all context ranks, rank 0 first: [B, T, ...] -> [C, B, T / C, ...]. The
+        inverse of `joined`."""
         early, late = whole.unflatten(1, (2, self.ranks, self.chunk)).unbind(1)  # [B, C, T / 2C, ...]
         return torch.stack([early, late.flip(1)], dim=2).flatten(2, 3).transpose(0, 1).contiguous()
 
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring tokens of one document in a part of a sequence, and the tokens to which these tokens attend."""
+    """Consecutive queries from one document in a part of a sequence, with their keys in the whole sequence."""
 
     queries: range
-    """Indices of the tokens in the part."""
+    """Indices of the queries in the part."""
     keys: range
-    """Indices in the sequence, from the first token of the document to the span's last token."""
+    """Indices of the keys in the sequence: from the document's first token to the last query's token."""
 
 
 def spans_of(tokens: Sequence[range], lengths: Sequence[int]) -> tuple[Span, ...]:
-    """Return the spans of a part of a sequence. `tokens`: ranges of tokens of the sequence, in the order in which the
-    part has them. `lengths`: lengths in tokens of the sequence's documents, in order; a sequence without documents
+    """Return the spans of a part of a sequence. `tokens`: the part's ranges of tokens, as indices in the sequence, in
+    the part's order. `lengths`: lengths in tokens of the sequence's documents, in order; a sequence without documents
     counts as one document."""
     found, before = list[Span](), 0
     documents = [*pairwise(accumulate(lengths, initial=0))]
@@ -92,7 +98,7 @@ def spans_of(tokens: Sequence[range], lengths: Sequence[int]) -> tuple[Span, ...
 
 
 def sub_ranges(tokens: Sequence[range], begin: int, end: int) -> list[range]:
-    """Return the ranges of the tokens from index `begin` up to `end` of a part with these ranges of tokens."""
+    """Return the ranges of tokens in the slice [begin:end] of a part. `tokens`: the part's ranges, as in `spans_of`."""
     found, before = [], 0
     for own in tokens:
         first, last = max(begin - before, 0), min(end - before, len(own))
@@ -111,12 +117,13 @@ class SequenceParts:
     spans: tuple[tuple[Span, ...], ...]
     """Entry b: spans of sequence b. A single entry: spans of each sequence."""
     positions: Tensor
-    """Position of each token of the part in its document, from 0: [B, L], or [L] if all sequences have the same."""
-    whole: Callable[[Tensor], Tensor]
+    """Rotary position of each of the part's L tokens. Within documents, [B, L]: counted from the document's start, from
+    0. Otherwise [L], the same for all sequences: counted from the sequence's start."""
+    whole: Callable[[Tensor], Tensor] | None
     """Returns keys and values of whole sequences for keys and values of the parts, [B, L, ...] -> [B, T, ...], with
-    gradient. Collective over the context ranks."""
+    gradient. Collective over the context ranks. None: passes over the parts get `keys_and_values`."""
     keys_and_values: Tensor | None = None
-    """Keys and values of whole sequences, [B, T, 2 key heads, w], keys first; None: to be computed."""
+    """Keys and values of whole sequences, [B, T, 2 key heads, w], keys first; None: to be computed by `whole`."""
     window: int | None = None
     """Size of the layer's sliding window in tokens; None: no window."""
 
@@ -133,23 +140,24 @@ def attend_in_parts(parts: SequenceParts, query: Tensor, keys_and_values: Tensor
 
 
 def _attend_to_spans(spans: Sequence[Span], query: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
-    """Attend with queries of these spans, which cover the part; `keys_and_values`: of whole sequences."""
+    """Return the mixed values of one part's queries, span by span. The spans cover the part in order.
+    `keys_and_values`: of whole sequences."""
     queries = query.split([len(span.queries) for span in spans], dim=1)
     others = _Slices.apply(keys_and_values, [_keys(span, window) for span in spans])
     return torch.cat([_attend(q, kv, window) for q, kv in zip(queries, others, strict=True)], dim=1)
 
 
 def _keys(span: Span, window: int | None) -> range:
-    """Return the tokens to which some query of the span attends. Its first query attends to the window - 1 tokens
-    before itself."""
+    """Return the keys in the window of at least one query of the span: from window - 1 tokens before the first query,
+    but not before the document's first token, to the last query. Without a window: all keys of the span."""
     if window is None:
         return span.keys
     return range(max(span.keys.start, span.keys.stop - len(span.queries) - window + 1), span.keys.stop)
 
 
 class _Slices(torch.autograd.Function):
-    """Slices of a tensor [B, T, ...], which may overlap. Each backward pass of torch's own slices would fill a tensor
-    for all T tokens."""
+    """Slices of a tensor [B, T, ...] along T, possibly overlapping. The backward pass adds all their gradients in one
+    tensor; with torch's own slices it would fill a tensor of T tokens for each slice."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, tokens: Sequence[range]) -> tuple[Tensor, ...]:
@@ -180,13 +188,14 @@ def _attend(query: Tensor, keys_and_values: Tensor, window: int | None) -> Tenso
 
 
 def _is_square(queries: int, keys: int, window: int | None) -> bool:
-    """Return whether the causal mask of torch's kernels, which aligns the first query with the first key, is right."""
+    """Return whether attention needs no mask besides torch's `is_causal`, which aligns the first query with the first
+    key."""
     return queries == keys and (window is None or keys <= window)
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask of queries whose last token is the last of the keys; None for the causal mask of torch's
-    kernels."""
+    """Return the mask of queries at the end of the keys: the last query and the last key are the same token. None:
+    `is_causal` is enough."""
     if _is_square(queries, keys, window):
         return None
     if (window is None or keys <= window) and device.type != "cpu":

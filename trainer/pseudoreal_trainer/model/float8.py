@@ -1,14 +1,16 @@
-"""Linear layers whose products have operands in float8 (e4m3: 4 bits of exponent, 3 of mantissa, at most 448).
+"""Linear layers with matrix products in float8: operands in e4m3 (4 bits of exponent, 3 of mantissa, at most 448).
 
 Each row of an operand is divided by a power of two, so that its largest magnitude is at most 448, and then rounded to
-the nearest number of the format. Rows run along the features over which the product sums. So a token's output does not
-depend on the other tokens of its micro-batch, and is the same in every layout. A power of two scales without rounding.
+the nearest e4m3 number. Rows run along the features over which the product sums. So a token's output does not depend on
+the other tokens of its micro-batch, and is the same in every layout. A power of two scales without rounding.
 
-The forward pass and the gradient of the inputs round both operands. The gradient of the weight sums over tokens, which
-have different scales, so its operands are not rounded (the recipe `rowwise_with_gw_hp` of torchao). Devices without
-such products multiply the rounded numbers in the compute dtype: the same sums, up to the rounding of sums.
+The forward pass and the gradient of the inputs round both operands. The gradient of the weight sums over tokens with
+different scales, so its operands are not rounded (the recipe `rowwise_with_gw_hp` of torchao). If the device has no
+float8 product for the dtype or the sizes, the rounded numbers are multiplied in the compute dtype: the same sums, up to
+the rounding of sums.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,25 +22,55 @@ from torch.nn import functional as F
 from pseudoreal_trainer.accelerator.adapters import adapter_of
 
 MOST = 448.0
-"""Largest number of the format."""
+"""Largest e4m3 number."""
 _STEP = 16
-"""Products of a device need sizes that are multiples of this number."""
+"""Float8 products on a device need k and m of a `Product` to be multiples of this number; n may be any number."""
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""Returns left [n, k] times the transpose of right [m, k], with the rows of both in float8: [n, m]."""
+
+
+def multiply_rounded(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of the rounded numbers, computed in their dtype: a `Product`."""
+    return rounded(left).mm(rounded(right).t())
+
+
+def multiply_scaled(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product, computed by the device in float8 if the device takes the sizes: a `Product`. The device must
+    have no `obstacle`."""
+    fits = left.shape[1] % _STEP == right.shape[0] % _STEP == 0
+    return _on_device(left, right) if fits and len(left) else multiply_rounded(left, right)
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer with products in float8."""
+    """A linear layer with products in float8, computed from the rounded numbers in the compute dtype."""
+
+    product: Product = staticmethod(multiply_rounded)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return [..., out] for inputs [..., in]."""
-        out: Tensor = _Float8Linear.apply(inputs, self.weight, self.bias)
+        out: Tensor = _Float8Linear.apply(inputs, self.weight, self.bias, self.product)
         return out
+
+
+class ScaledFloat8Linear(Float8Linear):
+    """A linear layer with products that the device computes in float8."""
+
+    product: Product = staticmethod(multiply_scaled)
+
+
+def float8_linear(device: torch.device, dtype: torch.dtype) -> type[Float8Linear]:
+    """Return the class of linear layers for a device and a compute dtype. Called once, when modules are built: compiled
+    blocks cannot look for obstacles."""
+    return ScaledFloat8Linear if obstacle(device, dtype) is None else Float8Linear
 
 
 class _Float8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.product = bias is not None, product
         out = product(inputs.flatten(0, -2), weight)
         if bias is not None:
             out += bias
@@ -50,32 +82,26 @@ class _Float8Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         of_bias = rows.sum(0) if ctx.has_bias else None
-        return gradient_of_inputs(rows, weight).view_as(inputs), rows.t().mm(inputs.flatten(0, -2)), of_bias
+        of_inputs = gradient_of_inputs(ctx.product, rows, weight).view_as(inputs)
+        return of_inputs, rows.t().mm(inputs.flatten(0, -2)), of_bias, None
 
 
-def gradient_of_inputs(rows: Tensor, weight: Tensor) -> Tensor:
+def gradient_of_inputs(product: Product, rows: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of a linear layer's inputs, [n, in], for the gradient of its outputs, `rows` [n, out]."""
     return product(rows, weight.t())
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left [n, k] times the transpose of right [m, k], with the rows of both in float8: [n, m]."""
-    fits = left.dtype == torch.bfloat16 and left.shape[1] % _STEP == right.shape[0] % _STEP == 0
-    if fits and len(left) and obstacle(left.device) is None:
-        return _on_device(left, right)
-    return rounded(left).mm(rounded(right).t())
-
-
 def rounded(rows: Tensor) -> Tensor:
-    """Return the numbers to which the rows are rounded, [n, k], in the dtype of the rows. A row with a NaN or an
-    infinity has NaNs. Torch converts float64 by way of float32."""
+    """Return the rows with each number rounded to the nearest e4m3 number times the row's scale (`_scales`): [n, k] ->
+    [n, k], in the dtype of the rows. A row with a NaN or an infinity becomes all NaN. In float64, row / scale is first
+    rounded to float32, because torch converts float64 to float8 by way of float32."""
     scales = _scales(rows)
     return (rows / scales).to(torch.float8_e4m3fn).to(rows.dtype) * scales
 
 
 def _scales(rows: Tensor) -> Tensor:
-    """Return the powers of two by which rows [n, k] are divided, [n, 1], in the dtype of the rows: the smallest that
-    leave no magnitude above `MOST`, and are normal numbers of the dtype."""
+    """Return the scale of each row, [n, 1], in the dtype of the rows: the smallest power of two, among the dtype's
+    normal numbers, with all magnitudes of row / scale at most `MOST`; 1 for a row of zeros. `rows`: [n, k]."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     share = rows.abs().amax(dim=-1, keepdim=True).to(wide) / MOST
     mantissa, _ = torch.frexp(share)  # from 0.5 up to 1
@@ -103,14 +129,17 @@ def _on_device(left: Tensor, right: Tensor) -> Tensor:
 
 
 @cache
-def obstacle(device: torch.device) -> str | None:
-    """Return why products in float8 are computed in the compute dtype on this device; None if the device computes them.
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why products in float8 are computed in the compute dtype, `dtype`; None if the device computes them in
+    float8.
 
     No such device has run this code. So first products, with a matrix as it is and transposed, are compared with
     products of the rounded numbers.
     """
     if not adapter_of(device).can_multiply_float8():
         return "the device has no products in float8"
+    if dtype != torch.bfloat16:
+        return f"products in float8 have bfloat16 results, and the phase computes in {dtype}"
     drawn = torch.Generator(device).manual_seed(1)
     left, right = (
         torch.randn(rows, 4 * _STEP, generator=drawn, device=device, dtype=torch.bfloat16) for rows in (64, 2 * _STEP)

@@ -1,6 +1,5 @@
 """Parts of a layer: the norm and the MLP."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model.float8 import Float8Linear, gradient_of_inputs
+from pseudoreal_trainer.model.float8 import Float8Linear, Product, gradient_of_inputs
 from pseudoreal_trainer.model.recomputation import mark_recomputed
 
 
@@ -38,8 +37,8 @@ class FeedForward(nn.Module):
     def unread_sum(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """Return a tensor with the graph of `residual + self(hidden)`, [..., H], but without its values: no gradient
         depends on them, so a pass that is recomputed for its gradients need not multiply by `down`."""
-        of_inputs = gradient_of_inputs if isinstance(self.down, Float8Linear) else torch.mm
-        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias, of_inputs)
+        product = self.down.product if isinstance(self.down, Float8Linear) else None
+        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias, product)
         return out
 
     def _activated(self, hidden: Tensor) -> Tensor:
@@ -49,8 +48,8 @@ class FeedForward(nn.Module):
 
 class _UnreadSum(torch.autograd.Function):
     """residual [..., H] + activated [..., F] times weight [H, F], plus bias [H] or none. The output has the sum's shape
-    and one element of memory. `of_inputs`: returns the gradient of the activations, [n, F], for rows of the output's
-    gradient, [n, H], and the weight."""
+    and one element of memory. `product`: product in float8 for the gradient of the activations; None: in the dtype of
+    the operands."""
 
     @staticmethod
     def forward(
@@ -59,10 +58,10 @@ class _UnreadSum(torch.autograd.Function):
         activated: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        of_inputs: Callable[[Tensor, Tensor], Tensor],
+        product: Product | None,
     ) -> Tensor:
         ctx.save_for_backward(activated, weight)
-        ctx.has_bias, ctx.of_inputs = bias is not None, of_inputs
+        ctx.has_bias, ctx.product = bias is not None, product
         return residual.new_empty(()).expand(residual.shape)
 
     @staticmethod
@@ -72,7 +71,8 @@ class _UnreadSum(torch.autograd.Function):
         # The products that autograd computes for torch's linear layer, so that the gradients have the same bits.
         rows, inputs = gradient.flatten(0, -2), activated.flatten(0, -2)
         of_bias = rows.sum(0) if ctx.has_bias else None
-        return gradient, ctx.of_inputs(rows, weight).view_as(activated), rows.t().mm(inputs), of_bias, None
+        of_activated = rows.mm(weight) if ctx.product is None else gradient_of_inputs(ctx.product, rows, weight)
+        return gradient, of_activated.view_as(activated), rows.t().mm(inputs), of_bias, None
 
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:

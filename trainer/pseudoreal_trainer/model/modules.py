@@ -13,7 +13,6 @@ from pseudoreal_trainer.model.attention import Scope, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, RoutedTokens
 from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
-from pseudoreal_trainer.model.float8 import Float8Linear
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
@@ -58,14 +57,19 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 class Modules:
     """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
-    the compute dtype `dtype`. `float8`: whether products of blocks have operands in float8."""
+    the compute dtype `dtype`. `linear`: class of the linear layers of attention, MLPs and shared experts."""
 
     def __init__(
-        self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool, float8: bool = False
+        self,
+        model: Model,
+        units: Sequence[Unit],
+        dtype: torch.dtype,
+        *,
+        compiled: bool,
+        linear: type[nn.Linear] = nn.Linear,
     ) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
-            linear = Float8Linear if float8 else nn.Linear
             blocks = {kind: Block(model, layer, linear) for kind, layer in layers.items()}
             embedding, head = embedding_and_head(model)
         self.head: Head | TiedEmbeddingHead = head
@@ -105,10 +109,9 @@ class Modules:
         *,
         is_output_read: bool = True,
     ) -> Tensor:
-        """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `scope`: tokens to which tokens attend; None:
-        all earlier tokens of the sequence. `saved`: holds the routing decision of an earlier pass, or receives the
-        decision of this pass; None without experts, and if the decision is not needed again. `is_output_read`: as in
-        `Block.forward`."""
+        """Run the bound block as layer `layer`: [B, T, H] -> [B, T, H]. `scope`: as in `Attention.forward`. `saved`:
+        holds the routing decision of an earlier pass, or receives the decision of this pass; None without experts, and
+        if the decision is not needed again. `is_output_read`: as in `Block.forward`."""
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(
             hidden,
@@ -121,9 +124,10 @@ class Modules:
         )
         return out
 
-    def keys_and_values(self, hidden: Tensor, layer: int, parts: SequenceParts) -> Tensor:
-        """Return the keys and values of the bound block as layer `layer`: [B, L, H] -> [B, L, 2 key heads, width]."""
-        return self._blocks[self._model.has_experts(layer)].keys_and_values(hidden, self._rotation(hidden, parts))
+    def keys_and_values(self, hidden: Tensor, layer: int, scope: Scope | None) -> Tensor:
+        """Return the keys and values of the bound block as layer `layer`: [B, L, H] -> [B, L, 2 key heads, width].
+        `scope`: as in `Attention.forward`."""
+        return self._blocks[self._model.has_experts(layer)].keys_and_values(hidden, self._rotation(hidden, scope))
 
     def route(
         self,

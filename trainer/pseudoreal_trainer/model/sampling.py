@@ -37,6 +37,13 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     return int(torch.multinomial(probabilities, 1, generator=generator).item())
 
 
+def skip(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> None:
+    """Advance the generator as `draw` does. `logits`: as in `draw`; only their number counts."""
+    if sampling.temperature != 0:
+        # A draw takes as many random numbers as there are tokens, whatever their probabilities.
+        torch.multinomial(torch.ones(len(logits[: sampling.vocabulary]), dtype=torch.float64), 1, generator=generator)
+
+
 def _nucleus(probabilities: Tensor, share: float) -> Tensor:
     """Return the probabilities, [V], with only the fewest tokens that together have at least `share`; all others are
     0."""

@@ -75,11 +75,12 @@ Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replic
 
 - h2d, d2h: host to device, device to host
 - disk_read, disk_write: from disk, to disk
-- collective: between the ranks of a replica that use a unit
-- replicas: between replicas
+- collective: weights and gradients of units, between the ranks of a replica; and counts of the choices of each expert,
+  summed over data ranks
+- replicas: weights and gradients of units, between replicas
 - pipeline: between pipeline ranks
-- experts: between ranks with different experts, and the row counts that ranks with the same experts sum
-- context: between ranks with parts of the same sequences
+- experts: between ranks with different experts; and row counts, summed over ranks with the same experts
+- context: between the ranks of a context group
 """
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 _COUNT_BYTES = 8
@@ -238,14 +239,14 @@ Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that communicate with each other, seen from one pipeline rank.
+    """Group of communicating ranks, seen from one pipeline rank.
 
-    - holders: the ranks of a replica that hold units of a pool, on all pipeline ranks that use them
+    - holders: the ranks of a replica with the same units of a pool, on all pipeline ranks in `users`
     - replicas: the ranks with the same index in all replicas
     - data: the data ranks of the pipeline rank
-    - experts: the ranks of a replica that together hold all experts of a layer
-    - same experts: the data ranks that hold the same experts
-    - context: the ranks with parts of the same sequences
+    - experts: an expert-parallel group: ranks of a replica that together hold all experts of a layer
+    - same experts: the data ranks with the same experts
+    - context: a context group: ranks with different parts of the same sequences
     - peer: two pipeline ranks
     """
 

@@ -45,7 +45,7 @@ class Layout:
     expert_ranks: int = 1
     """Number of ranks of a replica over which a layer's experts are spread (expert parallelism)."""
     context_ranks: int = 1
-    """Number of ranks of a replica over which each sequence is cut (context parallelism)."""
+    """Number of context ranks: ranks of a replica with different parts of the same sequences (context parallelism)."""
     expert_groups: int = 1
     """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each group is a unit,
     and the groups compute one after the other."""
@@ -58,8 +58,8 @@ class Layout:
     keep: Keep = "Inputs"
     """Activations that are kept for the backward pass."""
     sequence_chunks: int = 1
-    """Number of chunks of the sequence in which dense layers are computed, one after the other; more than one only if
-    blocks are recomputed."""
+    """Number of chunks of the sequence, computed one after the other in dense layers; more than one only if blocks are
+    recomputed."""
     stash: bool = False
     """Whether boundary activations are offloaded to the host."""
     clipping: ClippingMode = "Global"

@@ -1,8 +1,9 @@
 """Arrangement of a phase's ranks in dimensions: the coordinates of each rank, and groups of ranks. Pure.
 
-A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so that ranks that
-exchange the most are neighbours. Experts fold over the ranks of one replica of a pipeline coordinate, with digits of
-their own; so do the parts of a sequence. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
+A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so the ranks with the
+most traffic between them are neighbours. Experts fold over the ranks of one replica of a pipeline coordinate, with
+digits of their own; so do the parts of a sequence. Megatron Core's parallel folding (arXiv 2504.14960) explains the
+dimensions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +43,7 @@ class Mesh:
     expert: int = 1
     """Number of equal parts into which a layer's experts are cut; each rank has one part."""
     context: int = 1
-    """Number of neighbouring ranks of a replica that have the same sequences; each computes a part of each sequence."""
+    """Number of context ranks: neighbouring ranks of a replica with different parts of the same sequences."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a number is below 1, or if experts or parts of sequences do not fold over the ranks."""
@@ -81,8 +82,7 @@ class Mesh:
 
     @property
     def sequence_groups(self) -> int:
-        """Number of parts into which the sequences of a micro-batch are divided. The ranks of a context group have the
-        same sequences."""
+        """Number of context groups of a pipeline rank. The sequences of a micro-batch are divided among them."""
         return self.data // self.context
 
     def coordinates(self, rank: int) -> Coordinates:

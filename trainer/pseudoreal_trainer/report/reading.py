@@ -118,7 +118,7 @@ class Checkpoints:
     """Checkpoints of a job. Manifests that were read before are not read again."""
 
     def __init__(self, folder: StoragePath, bounds: Bounds, *, follows_links: bool = True) -> None:
-        """`follows_links`: read also what symbolic links in the job's folder lead to."""
+        """`follows_links`: whether to follow symbolic links in the job's folder."""
         self._folder, self._bounds, self._follows_links = folder / "checkpoints", bounds, follows_links
         self._heads = HeadCache(self._folder, follows_links)
 
@@ -197,8 +197,8 @@ def is_link(path: StoragePath) -> bool:
 
 @contextmanager
 def open_file(path: Path, *, follows_links: bool) -> Iterator[BinaryIO | None]:
-    """Open a file for reading; None if `path` is no file, or a symbolic link that is not followed. Does not wait for
-    the other end of a pipe."""
+    """Open a regular file for reading. None for a pipe or a device, and for a symbolic link unless `follows_links`.
+    Does not wait for the other end of a pipe. Raises OSError for a folder, and if there is no file."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -207,5 +207,8 @@ def open_file(path: Path, *, follows_links: bool) -> Iterator[BinaryIO | None]:
             raise
         yield None
         return
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # open() would refuse it, and leave it open
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with open(descriptor, "rb", buffering=0) as file:
         yield file if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

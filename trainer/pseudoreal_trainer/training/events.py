@@ -14,6 +14,7 @@ from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.engine.gradients import Agreement
+from pseudoreal_trainer.model import float8
 from pseudoreal_trainer.model.attention import varlen_obstacle
 from pseudoreal_trainer.model.sampling import readable
 from pseudoreal_trainer.training.progress import Progress, loss_of
@@ -81,6 +82,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         device=str(engine.groups.device),
         compute=config.precision.compute,
         document_attention=_document_attention(engine),
+        float8_products=_float8_products(engine),
         resumed_from=progress.parent,
         start_validation_loss=progress.start_validation_loss,
     )
@@ -98,6 +100,14 @@ def _document_attention(engine: Engine) -> str | None:
     heads, key_heads = model.query_size // width, model.key_size // width
     obstacle = varlen_obstacle(engine.groups.device, blueprint.compute, heads, key_heads, width)
     return "one call per micro-batch" if obstacle is None else f"one call per document: {obstacle}"
+
+
+def _float8_products(engine: Engine) -> str | None:
+    """Return how products in float8 are computed, and why; None without such products."""
+    if not engine.blueprint.float8:
+        return None
+    obstacle = float8.obstacle(engine.groups.device, engine.blueprint.compute)
+    return "by the device" if obstacle is None else f"of rounded numbers in the compute dtype: {obstacle}"
 
 
 def log_check(progress: Progress, found: LayerGradients) -> None:

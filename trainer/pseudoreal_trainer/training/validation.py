@@ -1,6 +1,8 @@
-"""Validation loss, equal to the bit on any number of ranks, and generated samples.
+"""Validation loss and generated samples.
 
-Windows are evaluated one by one, and their losses are summed in a fixed order.
+Windows are evaluated one by one, and their losses are summed in a fixed order. So the loss has the same bits with any
+numbers of data ranks and pipeline ranks. Context ranks, expert ranks and chunks of a sequence may change the order of
+sums within a window: the loss is then the same up to rounding.
 """
 
 from collections.abc import Sequence
@@ -51,7 +53,7 @@ class Validation:
     """Number of windows per rank in one run of the engine.
 
     Each window has a separate forward pass. The order of sums depends on the shapes of the matrix products: with
-    several windows in a pass, the bits of the loss would depend on the number of ranks.
+    several windows in a pass, the bits of the loss would depend on the number of data ranks.
     """
 
     text_bytes: int | None = None

@@ -41,7 +41,8 @@ class FollowedFolder:
         self._history = History(folder, bounds, follows_links=False)
         self._before: object = None
         self._has_failed = False
-        """Whether the last read raised. The next one returns also what the failed one took of the metrics."""
+        """Whether the last `read` raised. The next one then does not return None, because the failed one may have taken
+        new metrics."""
 
     @property
     def is_behind(self) -> bool:

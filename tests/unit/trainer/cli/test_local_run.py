@@ -54,7 +54,7 @@ def run_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyError("event"), KeyboardInterrupt()], ids=repr)
 def test_pod_saves_and_ends_when_its_output_cannot_be_shown(error: BaseException, run_pod: Any, tmp_path: Path) -> None:
-    """The output of `pseudoreal run` may go to `head`, which takes a few lines: rich then raises SystemExit."""
+    """If the output of `pseudoreal run` goes to `head`, rich raises SystemExit after a few lines."""
 
     def show(_: Event) -> None:
         raise error

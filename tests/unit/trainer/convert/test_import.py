@@ -136,8 +136,8 @@ def test_an_older_config_means_the_same(job_body: Any, config: Any, tmp_path: Pa
 def test_export_of_imported_yarn_weights_keeps_the_number_of_positions(
     original: dict[str, int], job_body: Any, config: Any, tmp_path: Path
 ) -> None:
-    """Sequences are longer than max_position_embeddings, from which transformers computes the frequencies: version 5
-    takes it as the original length if none is named, version 4 divides it by the original length."""
+    """Sequences are longer than max_position_embeddings. From this number transformers computes the frequencies:
+    version 5 takes it as the original length if none is named, version 4 divides it by the original length."""
     from transformers import AutoModelForCausalLM
 
     def older(content: dict[str, Any]) -> None:

@@ -4,8 +4,11 @@ import json
 
 import pytest
 
-from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.agreement import (
+    assert_evaluated_alike,
+    assert_trained_alike,
+    assert_written_alike,
+)
 from tests.unit.trainer.engine.support.cases import Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
 
@@ -34,11 +37,9 @@ def test_training_in_chunks_equals_the_reference(case: Case, engine_results: dic
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_evaluation_in_chunks_equals_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    expected = reference.evaluate(case, sound(engine_results, case).weights)
-    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
+    assert_evaluated_alike(engine_results, case)
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
 def test_text_is_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    expected = reference.write(case, engine_results[case][0].weights)
-    assert all(result.written == expected for result in engine_results[case])
+    assert_written_alike(engine_results, case)

@@ -9,8 +9,11 @@ from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.agreement import (
+    assert_evaluated_alike,
+    assert_trained_alike,
+    assert_written_alike,
+)
 from tests.unit.trainer.engine.support.cases import Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
 from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
@@ -87,14 +90,12 @@ def test_training_with_context_ranks_equals_the_reference(case: Case, engine_res
 def test_evaluation_with_context_ranks_equals_the_reference(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
-    expected = reference.evaluate(case, sound(engine_results, case).weights)
-    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
+    assert_evaluated_alike(engine_results, case)
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: case.name)
 def test_text_is_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    expected = reference.write(case, engine_results[case][0].weights)
-    assert all(result.written == expected for result in engine_results[case])
+    assert_written_alike(engine_results, case)
 
 
 @pytest.mark.parametrize("case", [c for c in CLOSE if c.sequences == 4 and not c.next_sharing], ids=lambda c: c.name)

@@ -3,13 +3,17 @@ home."""
 
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.evaluation import assign_sequences
+from pseudoreal_trainer.engine.evaluation import generate as generate_with
 from pseudoreal_trainer.model.reference import build_model, generate, load_into
+from pseudoreal_trainer.model.sampling import Sampling, draw, skip
 
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.cases import PROMPTS, SAMPLING, WRITTEN, Case
@@ -61,6 +65,39 @@ def test_engine_generates_the_text_of_sampling_from_a_checkpoint(
     for number, (prompt, found) in enumerate(zip(PROMPTS, engine_results[case][0].written, strict=True)):
         sampling = replace(SAMPLING, seed=SAMPLING.seed + number)
         assert found == generate(model, prompt, WRITTEN, case.model.sequence_length, sampling)
+
+
+def test_a_rank_draws_only_its_own_texts_and_sums_only_the_tokens_ids() -> None:
+    vocabulary, summed = 50, list[torch.Tensor]()
+
+    def add_other_ranks(ids: torch.Tensor) -> torch.Tensor:
+        """Add the second rank's token, 7, of the second text."""
+        summed.append(ids.clone())
+        return ids + torch.tensor([0, 7])
+
+    ranks = SimpleNamespace(sum_=add_other_ranks)
+    mesh = SimpleNamespace(sequence_groups=2)
+    groups = SimpleNamespace(ranks=ranks, layout=SimpleNamespace(mesh=mesh), sequence_group=0, device="cpu")
+    engine: Any = SimpleNamespace(
+        groups=groups,
+        blueprint=SimpleNamespace(end_of_document=None),
+        logits=lambda _, lasts: {m: torch.arange(float(vocabulary)) / 9 for m in range(len(lasts))},
+    )
+    first, second = generate_with(engine, [[1], [2]], 5, 8, Sampling(vocabulary, seed=3), at_once=2)
+    assert [ids.shape for ids in summed] == [(2,)] * 5
+    assert [ids.tolist() for ids in summed] == [[token, 0] for token in first]
+    assert second == [7] * 5
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.5}, {"temperature": 0}, {"vocabulary": 20}])
+def test_a_skipped_draw_advances_the_generator_like_a_draw(settings: dict[str, Any]) -> None:
+    sampling = Sampling(**{"vocabulary": 30} | settings)
+    logits = torch.linspace(0, 3, 30)
+    drawing, skipping = (torch.Generator().manual_seed(4) for _ in range(2))
+    for number in range(6):
+        draw(logits.roll(number), sampling, drawing)
+        skip(logits, sampling, skipping)
+    assert torch.equal(drawing.get_state(), skipping.get_state())
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))

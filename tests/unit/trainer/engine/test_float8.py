@@ -1,4 +1,4 @@
-"""Training with products in float8, against a plain loop that rounds by the definition of the format, to 1e-12."""
+"""Training with products in float8, against a plain loop with the rounding of tests/support/float8.py, to 1e-12."""
 
 import json
 

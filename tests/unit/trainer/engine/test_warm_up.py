@@ -1,4 +1,4 @@
-"""The warm-up multiplies matrices of every shape and layout that a step multiplies."""
+"""The warm-up multiplies matrices of every shape and layout in a step."""
 
 from pathlib import Path
 from typing import Any

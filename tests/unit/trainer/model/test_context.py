@@ -61,7 +61,7 @@ def test_all_ranks_attend_to_equally_many_tokens(ranks: int) -> None:
 
 @st.composite
 def _lengths(draw: st.DrawFn) -> tuple[int, list[int]]:
-    """Draw a number of ranks, and lengths of documents that fill a sequence."""
+    """Draw a number of ranks, and the lengths of all documents of one sequence."""
     ranks = draw(st.sampled_from(RANKS))
     length = 2 * ranks * draw(st.integers(1, 4))
     ends = sorted({*draw(st.lists(st.integers(1, length - 1), max_size=6)), length})
@@ -96,7 +96,7 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, window: in
 
 
 def _gather_from(cut: ContextCut, others: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a gather that takes the parts of other ranks from `others`. Gradients reach all parts."""
+    """Return a gather with the parts of the other ranks from `others`. Gradients reach all parts."""
     return lambda part: cut.joined(torch.stack([*others[: cut.rank], part, *others[cut.rank + 1 :]]))
 
 
@@ -161,5 +161,10 @@ def test_a_part_of_a_part_has_the_spans_of_its_tokens(drawn: tuple[int, list[int
     end = data.draw(st.integers(begin, len(tokens)))
     ranges = sub_ranges(cut.chunks, begin, end)
     assert [token for own in ranges for token in own] == tokens[begin:end]
-    queries = [query for span in spans_of(ranges, lengths) for query in span.queries]
-    assert queries == [*range(end - begin)]
+    starts = [begin for begin, n in zip(accumulate(lengths, initial=0), lengths, strict=False) for _ in range(n)]
+    found = [
+        (query, token, span.keys.start)
+        for span in spans_of(ranges, lengths)
+        for query, token in zip(span.queries, span.keys[-len(span.queries) :], strict=True)
+    ]
+    assert found == [(query, token, starts[token]) for query, token in enumerate(tokens[begin:end])]

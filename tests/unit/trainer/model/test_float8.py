@@ -5,10 +5,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from pseudoreal_trainer.model.float8 import Float8Linear, obstacle, product, rounded
+from pseudoreal_trainer.accelerator.adapter import Adapter
+from pseudoreal_trainer.model import float8
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.float8 import (
+    Float8Linear,
+    ScaledFloat8Linear,
+    float8_linear,
+    multiply_scaled,
+    obstacle,
+    rounded,
+)
+from pseudoreal_trainer.model.rotary import rotary
 from torch import Tensor, nn
 
 from tests.support.float8 import NUMBERS, nearest, round_rows
+from tests.unit.trainer.engine.support.cases import Case
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
 
@@ -35,7 +47,7 @@ def test_rows_are_rounded_to_the_nearest_number(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("most", [448.0, 449.0, 447.0, 224.0, 1.0, 1.75, 1.76])
 def test_the_largest_magnitude_of_a_row_is_used_in_full(most: float) -> None:
-    """A row whose largest magnitude is a number of the format times a power of two keeps it."""
+    """The largest magnitude stays exact if it is an e4m3 number times a power of two."""
     row = torch.tensor([[most, most / 3, -most]], dtype=torch.float64)
     found = rounded(row)
     assert torch.equal(found, round_rows(row))
@@ -63,15 +75,16 @@ def test_a_device_gets_the_first_matrix_by_rows_and_the_second_by_columns(monkey
         seen.append(right.shape)
         return ((left.float() * of_left) @ (right.float() * of_right)).to(output_dtype)
 
-    monkeypatch.setattr("pseudoreal_trainer.model.float8.obstacle", lambda _: None)
     monkeypatch.setattr("torch.nn.functional.scaled_mm", multiply)
-    layer, inputs = Float8Linear(32, 48, dtype=torch.bfloat16), _drawn(16, 32, dtype=torch.bfloat16).requires_grad_()
+    layer, inputs = ScaledFloat8Linear(32, 48, dtype=torch.bfloat16), _drawn(16, 32, dtype=torch.bfloat16)
+    inputs.requires_grad_()
     out = layer(inputs)
     found = torch.autograd.grad(out.sum(), (inputs, layer.weight))
     assert seen == [(32, 48), (48, 32)]
-    monkeypatch.undo()
-    torch.testing.assert_close(out, layer(inputs), rtol=2**-6, atol=2**-6)
-    expected = torch.autograd.grad(layer(inputs).sum(), (inputs, layer.weight))
+    on_cpu = Float8Linear(32, 48, dtype=torch.bfloat16)
+    on_cpu.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(out, on_cpu(inputs), rtol=2**-6, atol=2**-6)
+    expected = torch.autograd.grad(on_cpu(inputs).sum(), (inputs, on_cpu.weight))
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
 
 
@@ -110,9 +123,54 @@ def test_a_linear_layer_rounds_both_operands_of_its_output_and_of_the_gradient_o
 
 
 def test_a_cpu_multiplies_the_rounded_numbers() -> None:
-    assert obstacle(torch.device("cpu")) == "the device has no products in float8"
-    left, right = _drawn(4, 32, dtype=torch.bfloat16), _drawn(16, 32, dtype=torch.bfloat16, seed=2)
-    assert torch.equal(product(left, right), rounded(left).mm(rounded(right).t()))
+    cpu = torch.device("cpu")
+    assert obstacle(cpu, torch.bfloat16) == "the device has no products in float8"
+    assert float8_linear(cpu, torch.bfloat16) is Float8Linear
+    layer, inputs = Float8Linear(32, 16, bias=False, dtype=torch.bfloat16), _drawn(4, 32, dtype=torch.bfloat16)
+    assert torch.equal(layer(inputs), rounded(inputs).mm(rounded(layer.weight).t()))
+
+
+def test_a_device_with_products_in_float8_computes_them_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Adapter, "can_multiply_float8", lambda _: True)
+    device = torch.device("cpu", 7)  # its obstacle is not known to the other tests
+    assert obstacle(device, torch.float32) == (
+        "products in float8 have bfloat16 results, and the phase computes in torch.float32"
+    )
+    monkeypatch.setattr(float8, "obstacle", lambda *_: None)
+    assert float8_linear(device, torch.bfloat16) is ScaledFloat8Linear
+
+
+@pytest.mark.parametrize(("features", "rows"), [(40, 4), (32, 0)])
+def test_sizes_that_a_device_refuses_are_multiplied_as_rounded_numbers(features: int, rows: int) -> None:
+    """On a CPU, a product of the device would be refused."""
+    left, right = (_drawn(n, features, dtype=torch.bfloat16) for n in (rows, 16))
+    assert torch.equal(multiply_scaled(left, right), rounded(left).mm(rounded(right).t()))
+
+
+@pytest.mark.parametrize("linear", [Float8Linear, ScaledFloat8Linear])
+@pytest.mark.parametrize("is_output_read", [True, False])
+def test_a_compiled_block_is_one_graph(
+    linear: type[Float8Linear], is_output_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pass looks for obstacles, which would cut the graph. The sizes are too small for products of a device."""
+    spec = Case(activation="SwiGLU").model
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("modules are built already")
+
+    monkeypatch.setattr(float8, "obstacle", refuse)
+    hidden = _drawn(2, spec.sequence_length, spec.hidden_size).requires_grad_()
+    rotation = rotary(spec, spec.sequence_length, hidden)
+    block = Block(spec, 0, linear).double()
+    torch._dynamo.reset()
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    sources = [hidden, *block.parameters()]
+    found, expected = (
+        torch.autograd.grad(run(hidden, rotation, is_output_read=is_output_read).sum(), sources)
+        for run in (compiled, block)
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_the_oracle_rounds_ties_to_even() -> None:

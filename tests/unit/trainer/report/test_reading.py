@@ -1,12 +1,13 @@
 """The folder of a job is read within bounds."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.report.reading import Bounds, read_job_files
+from pseudoreal_trainer.report.reading import Bounds, open_file, read_job_files
 from pseudoreal_trainer.training import metrics_file
 
 from tests.unit.trainer.checkpoint.support.by_hand import committed
@@ -85,3 +86,23 @@ def test_a_job_of_an_earlier_release_has_curves_and_a_notice(tmp_path: Path) -> 
     found = read_job_files(tmp_path / "job")
     assert len(found.steps) == 2
     assert "has no history/" in found.notices[0]
+
+
+def lowest_free_descriptor() -> int:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
+@pytest.mark.parametrize("name", [".", "file", "pipe", "absent"])
+def test_no_descriptor_stays_open_whatever_is_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    os.mkfifo(tmp_path / "pipe")
+    before, found = lowest_free_descriptor(), None
+    try:
+        with open_file(tmp_path / name, follows_links=True) as file:
+            found = None if file is None else file.read()
+    except (IsADirectoryError, FileNotFoundError):
+        assert name in (".", "absent")
+    assert lowest_free_descriptor() == before
+    assert found == (b"text" if name == "file" else None)

@@ -4,7 +4,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -271,6 +271,10 @@ def nested(items: Any) -> dict[str, Any]:
     return found
 
 
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+"""Kinds of the parts of records in a LevelDB log."""
+
+
 def leveldb_records(content: bytes) -> Iterator[bytes]:
     """Yield the records of a LevelDB log (doc/log_format.md) without the 7-byte header that wandb puts first."""
     block, header, record, begin = 32 << 10, 7, b"", 0
@@ -280,11 +284,47 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             begin += left
             continue
         _, length, kind = struct.unpack_from("<IHB", content, begin)
-        record += content[begin + header : begin + header + length]
+        # The first part of a record begins it, even if a writer that crashed left an earlier record without its end.
+        record = (b"" if kind in (_FULL, _FIRST) else record) + content[begin + header : begin + header + length]
         begin += header + length
-        if kind in (1, 4):
+        if kind in (_FULL, _LAST):
             yield record
             record = b""
+
+
+def leveldb_log(records: Sequence[bytes]) -> bytes:
+    """Return a file with these records, as doc/log_format.md says, behind wandb's 7 bytes."""
+    block, header, content = 32 << 10, 7, bytearray(b"wandb..")
+    for record in records:
+        rest, kinds = record, iter([_FIRST, *[_MIDDLE] * len(record)])
+        while True:
+            left = block - len(content) % block
+            if left < header:
+                content += bytes(left)
+                continue
+            part, rest, kind = rest[: left - header], rest[left - header :], next(kinds)
+            if not rest:
+                kind = _FULL if kind == _FIRST else _LAST
+            content += struct.pack("<IHB", 0, len(part), kind) + part
+            if not rest:
+                break
+    return bytes(content)
+
+
+@pytest.mark.parametrize("left", range(12))
+def test_the_reader_of_the_tests_finds_records_at_the_edges_of_blocks(left: int) -> None:
+    """Before the second record, so many bytes of a block are left; the third record has several middle parts."""
+    block, headers = 32 << 10, 2 * 7
+    records = [b"a" * (block - headers - left), b"b" * 20, b"c" * 100_000, b"", b"d"]
+    content = leveldb_log(records)
+    assert [*leveldb_records(content[7:])] == records
+
+
+def test_the_reader_of_the_tests_leaves_out_a_record_without_its_end() -> None:
+    content = leveldb_log([b"a" * 40_000])
+    whole = len(leveldb_log([b"a" * ((32 << 10) - 14)]))
+    assert whole == 32 << 10
+    assert [*leveldb_records((content[:whole] + leveldb_log([b"b"])[7:])[7:])] == [b"b"]
 
 
 class Broken:

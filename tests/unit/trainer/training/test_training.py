@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.manifest import Head
@@ -213,3 +214,19 @@ def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, 
     train(config(0))
     kept: list[Head] = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed()
     assert [(m.step, m.phase_complete) for m in kept] == [(4, False), (5, False), (6, True)]
+
+
+@pytest.mark.parametrize(
+    ("products", "told"),
+    [
+        ("Compute", None),
+        ("Float8", "of rounded numbers in the compute dtype: the device has no products in float8"),
+    ],
+)
+def test_start_of_a_phase_says_how_products_in_float8_are_computed(
+    products: str, told: str | None, job_body: Any, config: Any, train: Any
+) -> None:
+    job_body["spec"]["precision"]["products"] = products
+    with structlog.testing.capture_logs() as said:
+        train(config(0), stop=lambda: True)
+    assert [line["float8_products"] for line in said if line["event"] == "phase_started"] == [told]

@@ -93,7 +93,7 @@ def test_folders_are_searched_four_levels_deep_and_not_below_a_job(tmp_path: Pat
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Whoever may write below the folder would decide which folders of the user are read."""
+    """Otherwise anyone with write access to the folder could have any folder of the user read."""
     write_folder(tmp_path / "elsewhere" / "secret", [line(1)])
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
@@ -116,7 +116,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_file_of_a_job_that_is_a_link_counts_as_none(
     place: str, tmp_path: Path, config: Callable[..., PhaseConfig]
 ) -> None:
-    """Whoever may write below the folder would decide which files of the user are read."""
+    """Otherwise anyone with write access to the folder could have any file of the user read."""
     for folder, name, step in (("runs/run", "laptop", 1), ("elsewhere", "secret", 7)):
         write_folder(tmp_path / folder, [line(step)], [now(started(config(0), 0, pod=name))])
         write_record(tmp_path / folder, name)
@@ -134,7 +134,7 @@ def test_file_of_a_job_that_is_a_link_counts_as_none(
 
 
 def shown(folder: Path) -> tuple[object, ...]:
-    """Return what the list and the page of a job say."""
+    """Return a job's fields in the list and on its page."""
     (row,) = rows(folder.parent).values()
     files = FollowedFolder(folder).read()
     assert files is not None
@@ -181,7 +181,7 @@ def test_files_that_make_no_sense_stop_no_list(tmp_path: Path) -> None:
 def test_time_of_metrics_outside_of_all_trainings_is_no_sign(
     seconds: float, tmp_path: Path, config: Callable[..., PhaseConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some file systems keep times after the year 9999, which are no dates of Python."""
+    """Some file systems keep times after the year 9999, the last year of Python's dates."""
     for name in ("run", "other"):
         write_folder(tmp_path / name, [line(1)], [started(config(0), 0)])
     real = folders_module._state_of

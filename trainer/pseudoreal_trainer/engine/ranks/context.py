@@ -1,4 +1,8 @@
-"""Gathers of keys and values over the context ranks. Main thread only."""
+"""Gathers of keys and values over the context ranks.
+
+The main thread calls them. On a GPU, autograd runs the backward pass of a gather in its own thread of the device, while
+the main thread waits for the gradients: so one thread at a time uses the group.
+"""
 
 from typing import Any
 

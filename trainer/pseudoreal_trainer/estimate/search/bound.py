@@ -42,6 +42,13 @@ def min_step_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
     return max(_bounds(_LowerBounds(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
+def min_pass_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
+    """Return the seconds of the passes of a step on the rank that computes the longest: a lower bound, at most
+    `min_step_seconds`, that depends neither on replicas, sharding and homes of units, nor on the order of passes."""
+    least = _LowerBounds(layout, sizes, costs)
+    return max(map(least.compute, range(layout.pipeline))) * (1 - _ROUNDING)
+
+
 def _bounds(least: "_LowerBounds") -> Iterator[float]:
     layout, costs = least.layout, least.costs
     ranks = range(layout.pipeline)

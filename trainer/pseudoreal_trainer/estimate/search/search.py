@@ -3,21 +3,23 @@ free memory. Pure.
 
 Layouts wait in a priority queue ordered by a lower bound on their seconds. A layout that reaches the front is
 simulated, and waits again with its simulated seconds. The first simulated layout to reach the front is therefore the
-fastest of all, and most layouts are never simulated. With a budget that moves units, the first bound assumes the
-nearest possible homes; a layout that reaches the front waits once more with the bound for its own homes, whose choice
-needs a plan of the step.
+fastest of all, and most layouts are never simulated. Most layouts have only a bound that they share with others, the
+seconds of their passes; a layout with this bound that reaches the front waits once more with the bound of all its
+resources. With a budget that moves units, the second bound assumes the nearest possible homes; a layout that reaches
+the front waits once more with the bound for its own homes, whose choice needs a plan of the step.
 """
 
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.optimizer import MomentFormat
 from pseudoreal_api.spec.phase import Home
 
 from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
-from pseudoreal_trainer.estimate.search.bound import min_step_seconds
+from pseudoreal_trainer.estimate.search.bound import min_pass_seconds, min_step_seconds
 from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen, context_choices
 from pseudoreal_trainer.estimate.time.costs import ROUNDING_ON_GPU, ROUNDING_ON_HOST, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
@@ -77,34 +79,27 @@ class Search:
         self._alike: dict[tuple[int, bool], Layout] = {}
         """(pipeline ranks, whether layers are assigned to them round-robin) -> the first layout with this assignment.
         Later layouts with the same assignment share its cached properties."""
+        self._pass_seconds: dict[Choice, float] = {}
+        """Choice without the fields on which passes do not depend -> lower bound on the seconds of a step."""
         self._nearest: dict[StateChoice, Homes | None] = {}
         self._homes: dict[Choice, Homes | None] = {}
         """Choice without its replicas -> homes; None: the layout does not fit."""
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Yield the layouts that fit, fastest first, all with the smallest number of context ranks with which some
-        layout fits: a larger number only adds traffic. Of layouts as fast as the fastest one before them, up to
-        `SECONDS_RESOLUTION`, yield the layout with the most free memory first, then the simplest. Raises ValueError if
-        the profile lacks a figure that the phase needs."""
+        """Yield the layouts that fit, fastest first. Layouts at most `SECONDS_RESOLUTION` slower than the fastest of
+        them count as equally fast, and are sorted by free memory, most first, then by simplicity. Raises ValueError if
+        the profile lacks a figure needed by the phase."""
         equal: list[Found] = []
-        for found in self._with_fewest_context_ranks():
+        for found in self._by_seconds():
             if equal and found.seconds > equal[0].seconds * (1 + SECONDS_RESOLUTION):
                 yield from _by_free_memory(equal)
                 equal = []
             equal.append(found)
         yield from _by_free_memory(equal)
 
-    def _with_fewest_context_ranks(self) -> Iterator[Found]:
-        for context in context_choices(self._config):
-            layouts = self._by_seconds(context)
-            if (first := next(layouts, None)) is not None:
-                yield first
-                yield from layouts
-                return
-
-    def _by_seconds(self, context: int) -> Iterator[Found]:
-        every = choices(self._config, context)
+    def _by_seconds(self) -> Iterator[Found]:
+        every = chain.from_iterable(choices(self._config, context) for context in context_choices(self._config))
         waiting = [entry for choice in every if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
@@ -117,19 +112,19 @@ class Search:
                 self.counts.too_large += 1
 
     def _first_entry(self, choice: Choice) -> "_Entry | None":
-        """Return a choice with its first bound; None if the choice cannot fit."""
+        """Return a choice with the bound of its passes; None if the choice cannot fit."""
         self.counts.layouts += 1
         state = choice.of_state
         if state not in self._nearest:
             self._nearest[state] = self._nearest_homes(choice)
-        homes = self._nearest[state]
-        if homes is None:
+        if self._nearest[state] is None:
             self.counts.too_large += 1
             return None
-        sizes = self._sizes_of(choice)
-        layout = self._fixed_layout(choice).with_homes(homes)
-        bound = min_step_seconds(layout, sizes, self._costs(layout, sizes, self._least))
-        return _Entry(bound, choice.simplicity, choice)
+        kind = _of_passes(choice)
+        if kind not in self._pass_seconds:
+            layout, sizes = self._fixed_layout(choice), self._sizes_of(choice)
+            self._pass_seconds[kind] = min_pass_seconds(layout, sizes, self._costs(layout, sizes, self._least))
+        return _Entry(self._pass_seconds[kind], choice.simplicity, choice)
 
     def _nearest_homes(self, choice: Choice) -> Homes | None:
         """Return the nearest possible homes; None if the state cannot fit."""
@@ -139,10 +134,11 @@ class Search:
         return layout.homes if offload.budget is None else nearest_homes(offload, layout, sizes)
 
     def _next_entry(self, entry: "_Entry") -> "_Entry | None":
-        """Return the entry with the bound for the layout's own homes, or with the simulated seconds. None if the layout
-        does not fit."""
+        """Return the entry with its next bound, or with the simulated seconds. None if the layout does not fit."""
         if entry.layout is not None:
             return self._simulated(entry, entry.layout)
+        if not entry.has_own_bound:
+            return self._bounded(entry)
         layout = self._fitting_layout(entry.choice)
         if layout is None:
             return None
@@ -151,6 +147,15 @@ class Search:
         sizes = self._sizes_of(entry.choice)
         bound = min_step_seconds(layout, sizes, self._costs(layout, sizes, self._profile))
         return replace(entry, seconds=max(bound, entry.seconds), layout=layout)
+
+    def _bounded(self, entry: "_Entry") -> "_Entry":
+        """Return the entry with the bound for the nearest possible homes."""
+        choice, homes = entry.choice, self._nearest[entry.choice.of_state]
+        assert homes is not None, "_first_entry leaves out layouts without possible homes"
+        sizes = self._sizes_of(choice)
+        layout = self._fixed_layout(choice).with_homes(homes)
+        bound = min_step_seconds(layout, sizes, self._costs(layout, sizes, self._least))
+        return replace(entry, seconds=max(bound, entry.seconds), has_own_bound=True)
 
     def _fixed_layout(self, choice: Choice) -> Layout:
         layout = fixed_layout(chosen(self._config, choice), self._sizes_of(choice))
@@ -215,6 +220,11 @@ def _of_activations(choice: Choice) -> Choice:
     return replace(choice, sharding="None", replicas=1)
 
 
+def _of_passes(choice: Choice) -> Choice:
+    """Return the choice without the fields on which the seconds of passes do not depend."""
+    return replace(choice, sharding="None", replicas=1, schedule="Interleaved" if choice.is_modular else "Layered")
+
+
 def _by_free_memory(equal: list[Found]) -> list[Found]:
     return sorted(equal, key=lambda found: (-found.free_memory, found.choice.simplicity))
 
@@ -242,6 +252,8 @@ class _Entry:
     """Seconds of a step: a lower bound, or the simulated time."""
     simplicity: tuple[int, ...]
     choice: Choice = field(compare=False)
+    has_own_bound: bool = field(default=False, compare=False)
+    """Whether `seconds` counts all resources of this layout; if not, `seconds` is the bound of the passes."""
     layout: Layout | None = field(default=None, compare=False)
     """The layout with its own homes, if `seconds` is the bound for these homes. None before this bound is computed,
     after the simulation, and without a budget."""

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd, isqrt
 from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
 from pseudoreal_api.resolved.layers import MODULAR, has_cross_stage_weights
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, possible_context_ranks
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
@@ -50,31 +49,21 @@ class Choice:
     def simplicity(self) -> tuple[int, ...]:
         """Sort key; smaller is simpler."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
-        mesh = (self.pipeline, self.expert_ranks, self.context_ranks, self.replicas)
+        mesh = (self.context_ranks, self.pipeline, self.expert_ranks, self.replicas)
         return (*mesh, cut, order, self.micro_batches, _KEEPS.index(self.keep))
 
 
 def context_choices(config: PhaseConfig) -> list[int]:
-    """Return the possible numbers of context ranks, ascending, from the number in the phase: sequences have equal
-    chunks, and experts do not count the tokens of whole sequences."""
-    model, least = config.model, config.parallelism.context_ranks
-    top_k = model.top_k
-    counts_sequences = model.experts is not None and (
-        top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
-    )
-    if counts_sequences or model.sequence_length % 2:
-        return [least]
-    # A number of context ranks divides the ranks, and twice the number divides the length of a sequence.
-    common = gcd(config.ranks, model.sequence_length // 2)
-    small = _divisors(common, isqrt(common))
-    return sorted({number for one in small for number in (one, common // one) if number >= least})
+    """Return the possible numbers of context ranks, ascending, from the number in the phase."""
+    least = config.parallelism.context_ranks
+    return [number for number in possible_context_ranks(config.model, config.ranks) if number >= least]
 
 
 def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:
-    """Yield every choice with this number of context ranks that is allowed by the phase's ranks, layers, experts and
-    batch: pipeline ranks divide the ranks, replicas divide the data ranks, expert ranks and context ranks divide the
-    ranks of a replica; and each data rank has at least one sequence of each micro-batch, or a part of it. Muon needs
-    whole matrices, so no state is cut."""
+    """Yield every choice allowed by the phase's ranks, layers, experts and batch, with `context` context ranks:
+    pipeline ranks divide the ranks, replicas divide the data ranks, expert ranks and context ranks divide the ranks of
+    a replica; and each data rank has at least one sequence of each micro-batch, or a part of it. With Muon, no state is
+    cut: Muon needs whole matrices."""
     needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline

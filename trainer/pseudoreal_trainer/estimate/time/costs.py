@@ -163,8 +163,8 @@ class MeasuredCosts:
         return max(loads.get("optimizer", 0.0), carried)
 
     def _launches(self, record: Pass) -> float:
-        """Return the seconds that a pass takes whatever its tokens. A layer in chunks is a pass for each chunk, and one
-        for its keys and values."""
+        """Return the fixed seconds of a pass, independent of its number of tokens. A layer in chunks counts as one pass
+        for each chunk and one for its keys and values."""
         return self._speeds.pass_seconds * (self._layout.sequence_chunks + 1 if self._is_in_chunks(record) else 1)
 
     def _is_in_chunks(self, record: Pass) -> bool:
@@ -291,9 +291,9 @@ class MeasuredCosts:
         return flops - of_experts
 
     def _accumulation(self, record: Pass) -> float:
-        """Return the seconds in which a backward pass adds its parameters' gradients to the unit's gradient: two
-        tensors are read, one is written; at the head, once per chunk of the loss; of a layer in chunks, once per chunk
-        and once after the last."""
+        """Return the seconds for adding a backward pass's gradients to the gradient accumulators of its units. Each
+        addition reads two tensors and writes one. The head adds once per chunk of the loss; a layer in chunks adds once
+        per chunk and once after the last."""
         elements = sum(self._sizes.units[unit].numel for unit in units_accumulated(self._layout, record))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1

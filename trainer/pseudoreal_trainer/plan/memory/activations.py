@@ -55,8 +55,10 @@ class _Walk:
         self._graphs = autograd_memory_by_position(
             sizes, tokens, layout.loss_chunk, is_selective=is_selective, context_ranks=layout.context_ranks
         )
-        of_chunk = -(-tokens // layout.sequence_chunks)
-        self._of_chunks = autograd_memory_by_position(sizes, of_chunk, context_ranks=layout.context_ranks)
+        chunk = -(-(sizes.model.sequence_length // layout.context_ranks) // layout.sequence_chunks)
+        self._of_chunks = autograd_memory_by_position(
+            sizes, sizes.max_sequences(layout) * chunk, context_ranks=layout.context_ranks, chunk=chunk
+        )
         self._changes: dict[tuple[int, PassPart], Change] = {}
         """(kind of layer, part of a pass through expert-parallel experts) -> bytes that the part changes."""
         self._held = self.peak = 0

@@ -56,9 +56,16 @@ class AutogradMemory(SavedTensors):
     def keys_backward(self) -> int:
         """Peak bytes of the way back through keys and values of all tokens, after the chunks."""
         t, own = self._tensors, (".attention.key", ".attention.value", ".attention_norm.")
-        made = {"gradient of the input by the key": t.hidden, "gradient of the input by the value": t.hidden}
-        of_parameters = t.parameters(lambda name: any(part in name for part in own))
-        return total(self._pre_norm, self._attention_input, self._head_norm("key"), made) + of_parameters
+        by_value = {"gradient of the input by the value [B, T, H]": t.hidden}
+        by_key = {"gradient of the input by the key [B, T, H]": t.hidden}
+        saved = total(self._pre_norm, self._attention_input, self._document_rotation)
+        moments = [saved + total(self._head_norm("key"), by_value, by_key)]
+        if self._head_norm("key"):
+            wide = t.of(self.tokens * self.sizes.model.key_size, t.accumulation_bytes)
+            moments.append(saved + total(by_value, self._norm_backward_of(t.key, wide)))
+        if self._has_pre_norm:
+            moments.append(total(self._upcast_norm_input, self._norm_backward))
+        return max(moments) + t.parameters(lambda name: any(part in name for part in own))
 
     @property
     def beside_chunks(self) -> int:
@@ -232,6 +239,8 @@ class AutogradMemory(SavedTensors):
     @property
     def _gradients_of_keys_and_values(self) -> Table:
         key = self._tensors.key
+        if self.chunk is not None:
+            return {}  # counted beside the chunks
         if self.context_ranks > 1:
             names = ("as one chunk adds to them", "sum over the chunks", "on their way to the ranks")
             whole = 2 * self.context_ranks * key
@@ -320,16 +329,17 @@ def autograd_memory_by_position(
     *,
     is_selective: bool = False,
     context_ranks: int = 1,
+    chunk: int | None = None,
 ) -> list[AutogradMemory]:
     """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
     tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: whether backward passes
     recompute the outputs of norms and of activation functions. `context_ranks`: number of ranks over which each
-    sequence is cut."""
+    sequence is cut. `chunk`: as in `SavedTensors`."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(
             sizes.kind(layer),
-            AutogradMemory(sizes, tokens, layer, is_selective, context_ranks, max_chunk_tokens),
+            AutogradMemory(sizes, tokens, layer, is_selective, context_ranks, chunk, max_chunk_tokens),
         )
         for layer in range(sizes.model.layers)
     ]

@@ -31,7 +31,10 @@ class SavedTensors:
     is_selective: bool = False
     """Whether the backward pass recomputes the tensors that the modules mark (`model.recomputation`)."""
     context_ranks: int = 1
-    """Number of ranks over which each sequence is cut."""
+    """Number of context ranks; 1: no context parallelism."""
+    chunk: int | None = None
+    """Number of tokens of each sequence in a pass over a chunk of the sequence; None: a pass over all of this rank's
+    tokens."""
 
     @cached_property
     def block(self) -> int:
@@ -147,8 +150,11 @@ class SavedTensors:
 
     @property
     def _keys_and_values(self) -> Table:
-        """Keys and values that attention saves; with context ranks, of whole sequences, gathered into one tensor."""
+        """Keys and values saved by attention; with context parallelism, of whole sequences, gathered into one
+        tensor."""
         key = self._tensors.key
+        if self.chunk is not None:
+            return self._masks  # keys and values of whole sequences are counted beside the chunks
         if self.context_ranks > 1:
             return {"keys and values of whole sequences [B, T, 2 K]": 2 * self.context_ranks * key} | self._masks
         return dict.fromkeys(
@@ -157,24 +163,32 @@ class SavedTensors:
 
     @property
     def _masks(self) -> Table:
-        """Masks of a rank's two chunks, saved by attention on the CPU, and with a sliding window on a GPU. An upper
-        bound: without documents, the queries of both chunks together attend to 2 C + 1 chunks of keys, and some rank
-        needs no mask for its first chunk."""
+        """Masks of a rank's two chunks, or of a chunk of the sequence, saved by attention on the CPU, and with a
+        sliding window on a GPU. An upper bound: without documents, the queries of a rank's two chunks together attend
+        to 2 C + 1 chunks of keys, and some rank needs no mask for its first chunk; the last chunk of the sequence
+        attends to all keys in its window. With documents, each sequence has masks of its own, for fewer keys."""
         length, window = self.sizes.model.sequence_length, self.sizes.model.window_of(self.layer)
         if self._tensors.is_fused and (window is None or window >= length):
             return {}
+        if self.chunk is not None:
+            pairs = self.chunk * (length if window is None else min(length, self.chunk + window))
+            masks = self.tokens // self.chunk if self.sizes.masks_documents else 1
+            return {"mask of a chunk [c, keys]": masks * self._tensors.of(pairs, self.sizes.compute_bytes)}
         chunk = length // (2 * self.context_ranks)
         keys = (2 * self.context_ranks + 1) * chunk
         pairs = chunk * (keys if window is None else min(keys, 2 * (chunk + window)))
-        return {"masks of two chunks [T / 2 C, keys]": self._tensors.of(pairs, self.sizes.compute_bytes)}
+        masks = self.tokens * self.context_ranks // length if self.sizes.masks_documents else 1
+        return {"masks of two chunks [T / 2 C, keys]": masks * self._tensors.of(pairs, self.sizes.compute_bytes)}
 
     @property
     def _document_rotation(self) -> Table:
-        """Rotary tables of masked documents, whose positions differ from sequence to sequence, and of parts of
-        sequences. Otherwise all sequences share one resident table."""
-        if not (self.sizes.masks_documents or self.context_ranks > 1):
+        """Cosines and sines at the positions of the tokens, copied from the resident rotary tables if documents are
+        masked, and for passes over parts of sequences. With masked documents, each sequence has its own positions;
+        without, all sequences share one copy. Otherwise empty: passes over whole sequences read the resident tables."""
+        if not (self.sizes.masks_documents or self._has_parts):
             return {}
-        tokens = self.tokens if self.sizes.masks_documents else self.sizes.model.sequence_length // self.context_ranks
+        of_sequence = self.chunk or self.sizes.model.sequence_length // self.context_ranks
+        tokens = self.tokens if self.sizes.masks_documents else of_sequence
         part = self._tensors.of(tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
         return {"cosines of tokens [B, T, Q / heads / 2]": part, "sines of tokens [B, T, Q / heads / 2]": part}
 
@@ -200,9 +214,9 @@ class SavedTensors:
     @property
     def _joined_spans(self) -> Table:
         """Copy of the output of attention, saved by the output projection, if attention is called for each document, or
-        for each chunk of a rank."""
+        for parts of sequences."""
         t = self._tensors
-        calls_each = self.context_ranks > 1 or (self.sizes.masks_documents and not t.has_varlen_attention)
+        calls_each = self._has_parts or (self.sizes.masks_documents and not t.has_varlen_attention)
         return {"mixed values of all calls [B, T, Q]": t.query} if calls_each else {}
 
     @property
@@ -345,6 +359,11 @@ class SavedTensors:
             if spec.score == "Sigmoid":
                 table["sums of all scores [N, 1], accumulation"] = t.of(self.tokens, t.accumulation_bytes)
         return table
+
+    @property
+    def _has_parts(self) -> bool:
+        """Whether the queries of a pass are a part of each sequence (`model.context`)."""
+        return self.context_ranks > 1 or self.chunk is not None
 
     @property
     def _is_mixture(self) -> bool:

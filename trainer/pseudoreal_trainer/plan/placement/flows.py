@@ -16,10 +16,11 @@ Exchange = Literal["pipeline", "shards", "replicas", "experts", "context"]
 """Kind of traffic.
 
 - pipeline: messages between pipeline ranks
-- shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks that use a unit
+- shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks of a unit; and sums
+  of the choices of each expert
 - replicas: gathers and sums between replicas
-- experts: tokens on their way to experts on other ranks and back
-- context: keys and values of sequences that are cut over ranks, and their gradients
+- experts: tokens on their way to experts on other ranks and back, and sums of row counts
+- context: keys and values, and their gradients, between context ranks
 """
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 

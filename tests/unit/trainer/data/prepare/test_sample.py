@@ -1,4 +1,4 @@
-"""The sample of text on which a tokenizer is trained."""
+"""Samples of text for training a tokenizer."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_empty_document_does_not_end_the_sample_of_its_input(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("most", [1, 2, 999, 1000, 1001])
 def test_sample_of_long_characters_has_as_many_bytes_as_were_asked_for(most: int, tmp_path: Path) -> None:
-    """Each character has three bytes; one that the bound divides is left out."""
+    """Each character has three bytes; a character across the bound is left out."""
     write(tmp_path / "a.jsonl", *(10 * ["世界" * 1000]))
     texts = sample(tmp_path, most)
     assert "".join(texts) == ("世界" * 1000)[: most // 3]

@@ -196,7 +196,7 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     batch = CaseBatch(case, 0, 1, CPU)
     warm_up = WarmUp(engine._executor._passes)
     warm_up.run(PlanRun(batch, None), step_plan(case.layout)[0])
-    assert warm_up._done == {(batch.shape(0), None)}
+    assert warm_up._done == {batch.shape(0)}
     engine._executor.close()
 
 
@@ -228,6 +228,6 @@ def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
             if warm:
                 engine._executor._warm_up.run(PlanRun(batch, None), step_plan(case.layout)[0])
             losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
-        assert engine._executor._warm_up._done == ({(batch.shape(0), None)} if warm else set())
+        assert engine._executor._warm_up._done == ({batch.shape(0)} if warm else set())
         engine.close()
     assert losses[0] == losses[1]

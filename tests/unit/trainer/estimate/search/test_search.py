@@ -16,7 +16,7 @@ from pseudoreal_dev.machine import paths
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.search import Search
-from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen
+from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen, context_choices
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, read_profile
 from pseudoreal_trainer.estimate.time.predict import STEPS
@@ -62,9 +62,10 @@ EVERYTHING = [
 
 
 def eight_ranks(job_body: dict[str, Any], model: dict[str, Any]) -> None:
-    """Configure a phase on eight ranks: four layers, or two layers with experts."""
+    """Configure a phase on eight ranks: four layers, or two layers with experts. Half a sequence has an odd number of
+    tokens, so no layout cuts sequences."""
     job_body["spec"]["precision"] = {"compute": "float32"}
-    job_body["spec"]["model"] |= model
+    job_body["spec"]["model"] |= {"sequenceLength": 18} | model
     if model:
         job_body["spec"]["model"]["layers"] = 2
         job_body["spec"]["phases"][0].pop("sharing", None)
@@ -76,6 +77,12 @@ def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Phase
     """A phase of four layers on eight ranks."""
     eight_ranks(job_body, {})
     return config(PHASE)
+
+
+def every_choice(phase: PhaseConfig) -> Iterator[Choice]:
+    """Yield every choice of the phase, with any number of context ranks."""
+    for context in context_choices(phase):
+        yield from choices(phase, context)
 
 
 def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
@@ -286,17 +293,37 @@ def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
     assert search.counts.too_large == len(needs) - len(found) > 0
 
 
-def test_sequences_are_cut_only_if_no_layout_with_whole_sequences_fits(phase: PhaseConfig) -> None:
-    hardware, least = NETWORKS["fast networks"], {}
-    for context in (1, 2):
-        small = (one for one in choices(phase, context) if one.keep == "Inputs")
-        least[context] = min(peak(phase, choice, hardware) for choice in small if choice.replicas == 1)
-    assert least[2] < least[1], "each pass has fewer tokens"
-    for context, room in ((1, least[1]), (2, least[1] - 1)):
-        limited = hardware.model_copy(update={"device_bytes": room})
-        found = next(Search(phase, "cpu", limited, 1).fastest()).choice
-        assert found.context_ranks == context
-        assert peak(phase, found, hardware) <= room
+def test_with_few_sequences_the_fastest_layout_cuts_them_though_whole_sequences_fit(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
+) -> None:
+    """With two sequences for eight ranks, whole sequences keep at most two data ranks busy."""
+    eight_ranks(job_body, {})
+    job_body["spec"]["model"]["sequenceLength"] = 16
+    job_body["spec"]["phases"][PHASE] |= {"batch": {"sequences": 2}, "parallelism": {"layout": "Auto"}}
+    phase, hardware = config(PHASE), NETWORKS["fast networks"]
+    everything = {choice: bound_and_seconds(phase, choice, hardware)[1] for choice in every_choice(phase)}
+    assert {choice.context_ranks for choice in everything} == {1, 2, 4, 8}
+    expected = ranked([(seconds, 0, choice.simplicity) for choice, seconds in everything.items()])
+    found = [*Search(phase, "cpu", hardware, 1).fastest()]
+    assert [(each.seconds, 0, each.choice.simplicity) for each in found] == expected
+    assert found[0].choice.context_ranks > 1
+    whole = [seconds for choice, seconds in everything.items() if choice.context_ranks == 1]
+    assert min(whole) > 1.5 * found[0].seconds
+
+
+def test_whole_sequences_are_simpler_than_any_cut() -> None:
+    whole = Choice(8, 8, "Interleaved", "Full", "All", replicas=8, expert_ranks=8)
+    assert whole.simplicity < Choice(1, 1, "Layered", "None", "Inputs", context_ranks=2).simplicity
+
+
+@pytest.mark.parametrize(("length", "least", "expected"), [(16, 1, [1, 2, 4, 8]), (24, 2, [2, 4]), (18, 1, [1])])
+def test_context_ranks_divide_the_ranks_and_half_a_sequence(
+    phase: PhaseConfig, length: int, least: int, expected: list[int]
+) -> None:
+    model = phase.model.model_copy(update={"sequence_length": length})
+    parallelism = phase.parallelism.model_copy(update={"context_ranks": least})
+    asked = phase.model_copy(update={"model": model, "parallelism": parallelism})
+    assert context_choices(asked) == expected
 
 
 def test_budget_moves_units_before_a_layout_is_excluded(
