@@ -350,7 +350,8 @@ def claim(found: Measured, stamp: machine.Stamp) -> Claim:
             f" stop it for {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
         ),
         loses=tuple(
-            f"a synchronous save of pseudoreal takes {slower / one.seconds:.1f} times as long as one with {one.way}"
+            f"a synchronous save of pseudoreal takes {slower / one.seconds:.1f} times as long as a save with"
+            f" *{one.way}*"
             for one in others
             if one.seconds < slower
         ),
@@ -380,8 +381,8 @@ def section() -> str:
 
 One rank trains the [larger model](steps.md#larger-model). Its state has {found.bytes / 2**20:.0f} MiB and is on the
 host. A step takes {found.step_seconds:.2f} s. pseudoreal saves the state through a buffer of {BUFFER_BYTES >> 20} MiB.
-During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*), it waits. Times are
-medians of {_SAVES} saves.
+During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*), training waits. Times are
+medians of {_SAVES} saves. *Extra memory* is the largest growth of the resident memory of the process during the saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |

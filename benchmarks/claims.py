@@ -29,7 +29,9 @@ class Claim(BaseModel, frozen=True):
     """Compared programs with their versions; empty if the claim is about this project alone."""
     result: tuple[str, ...]
     loses: tuple[str, ...]
-    """Comparisons that this project loses, and bars that it does not reach."""
+    """Comparisons that this project loses."""
+    misses: tuple[str, ...] = ()
+    """Aims that this project misses."""
     measured: str
     """Date, commit and machine."""
     release: str
@@ -70,24 +72,32 @@ def page(record: Record) -> str:
 
 _HEAD = """# Benchmarks
 
-Each section sums up a page of tables; the heading of the section links to that page. The benchmarks' programs compute
-all figures, and write this page and the pages of tables. All figures were measured on two CPU cores, and models were
-small, except in the section about a GPU. A factor is the speed of pseudoreal divided by the speed of the compared
-program. At 0.83×, for instance, pseudoreal is slower. **Loses** marks a comparison in which pseudoreal is worse than
-the compared program, or an aim that pseudoreal misses. A plus after a commit means that the measured files differed
-from the commit. Whether pseudo-to-real training pays is measured on [another page](method.md)."""
-_COPIED = """Figures marked † are those of a section whose release is followed by this sign. They were copied from
-tables whose raw results were not kept."""
+Each section sums up a page of tables; the heading of the section links to that page. The programs of the benchmarks
+compute all figures, and write this page and the pages of tables. All figures were measured on two CPU cores with small
+models, except in the section about a GPU. A factor is the speed of pseudoreal divided by the speed of the compared
+program. At 0.83×, for instance, pseudoreal is slower. A name in italics is the name of a row in the tables. **Loses**
+marks a comparison in which pseudoreal is worse than the compared program. **Misses an aim** marks a figure that does
+not reach an aim of this project. A plus after a commit means that the measured working tree had changes that the commit
+lacks. [Another page](method.md) shows whether pseudo-to-real training pays."""
+_COPIED = """\
+A † after the release of a section means that the raw results of this section were not kept. The figures of the
+section were copied from its tables."""
 
 
 def _section(claim: Claim) -> str:
-    items = [f"- {result[0].upper()}{result[1:]}." for result in claim.result]
+    items = [f"- {_capitalized(result)}." for result in claim.result]
     items += [f"- **Loses**: {loss}." for loss in claim.loses]
+    items += [f"- **Misses an aim**: {miss}." for miss in claim.misses]
     lines = [fill(item, 120, subsequent_indent="  ", break_on_hyphens=False) for item in items]
-    against = f" Compared with {claim.against}." if claim.against else ""
+    against = f" It was compared with {claim.against}." if claim.against else ""
     mark = " †" if claim.is_copied else ""
-    measured = fill(f"Measured on {claim.measured}, release {claim.release}{mark}.{against}", 120)
-    return f"## [{claim.subject}]({PAGES.name}/{claim.page})\n\n" + "\n".join(lines) + f"\n\n{measured}"
+    measured = f"Release {claim.release}{mark} of pseudoreal was measured on {claim.measured}.{against}"
+    return f"## [{claim.subject}]({PAGES.name}/{claim.page})\n\n" + "\n".join(lines) + f"\n\n{fill(measured, 120)}"
+
+
+def _capitalized(sentence: str) -> str:
+    """Return the sentence with a capital at its start, except in the project's name."""
+    return sentence if sentence.startswith("pseudoreal") else sentence[0].upper() + sentence[1:]
 
 
 def outdated(claims: Sequence[Claim], readme: str, release: str) -> list[str]:

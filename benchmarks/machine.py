@@ -49,7 +49,7 @@ def stamp_of_today() -> Stamp:
 def stamped(path: Path) -> str:
     """Return the report's sentence on date and commit of a results file."""
     found = stamp_of(path)
-    return f"Measured on {found.date}, at commit {found.commit}."
+    return f"These figures were measured on {found.date}, at commit {found.commit}."
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -167,6 +167,11 @@ def read() -> list[Prediction]:
 
 def claim(found: Sequence[Prediction], stamp: machine.Stamp) -> Claim:
     near, worst = [p for p in found if abs(p.error) <= BAR], max(found, key=lambda p: abs(p.error))
+    side = "above" if worst.error > 0 else "below"
+    miss = (
+        f"the worst prediction is {abs(worst.error):.0%} {side} the measured time (row *{worst.label}*); the aim is a"
+        f" difference of at most {BAR:.0%}"
+    )
     return Claim(
         subject="Predicted seconds of a step",
         page=pages.PREDICTIONS.name,
@@ -174,7 +179,8 @@ def claim(found: Sequence[Prediction], stamp: machine.Stamp) -> Claim:
         result=(
             f"{len(near)} of {len(found)} predictions of `pseudoreal plan` are within {BAR:.0%} of the measured time",
         ),
-        loses=(f"the worst prediction is off by {worst.error:+.0%} ({worst.label})",) if len(near) < len(found) else (),
+        loses=(),
+        misses=(miss,) if len(near) < len(found) else (),
         measured=f"{stamp.date}, at commit {stamp.commit}, on {machine.hardware()}",
         release=stamp.release,
     )
@@ -190,13 +196,15 @@ def section() -> str:
     return f"""## Predicted step times
 
 `pseudoreal plan --hardware` predicts the time of a step from a profile, a file with the measured speeds of a machine.
-Right before it timed the steps, the benchmark measured the profile of this machine, as `pseudoreal measure-hardware`
-does. A measured time is the median of {_TIMED} steps. *error* is the predicted time minus the measured time, as a share
-of the measured time. {near} of {len(found)} predicted times are within {BAR:.0%} of the measured time.
+The benchmark first measured the profile of this machine, as `pseudoreal measure-hardware` does, and then timed the
+steps. A measured time is the median of {_TIMED} steps. *error* is the predicted time minus the measured time, as a
+share of the measured time. {near} of {len(found)} predicted times are within {BAR:.0%} of the measured time.
 
-Most rows have the same configuration: the model has 6 layers of hidden size 128, blocks are recomputed in the backward
-pass, and a step has n = 4 micro-batches. A micro-batch has 4 sequences of 128 bytes. A row names the ranks, and the
-settings that differ from this configuration. *device*, *host* and *disk* name the home of the state.
+By default, the model has 6 layers of hidden size 128, and blocks are recomputed in the backward pass. A step has n = 4
+micro-batches, and all ranks together compute 4 sequences of 128 bytes in a micro-batch. Gradients are not clipped, and
+the home of the state is the device. The name of a row has the number of ranks, and the settings that differ from these
+defaults. *device*, *host* and *disk* name the home of the state; *layered*, *gpipe* and *1f1b* name the order of the
+passes; *kept* means that activations are kept. In the row *one rank, global clipping*, the state is on the host, too.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

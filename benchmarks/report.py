@@ -34,7 +34,9 @@ def main() -> None:
 def _step_times() -> None:
     results = read(TRAINER)
     machine, versions = results.machine, ", ".join(f"{name} {of}" for name, of in results.machine.versions.items())
-    measured = f"Measured on {machine.date}, at commit {machine.commit}, on {machine.hardware}, with {versions}."
+    measured = (
+        f"The steps were timed on {machine.date}, at commit {machine.commit}, on {machine.hardware}, with {versions}."
+    )
     put_section(pages.STEPS, f"{step_times.section(results, IMAGES)}\n\n{measured}")
     claims.put(step_times.claim(results))
 

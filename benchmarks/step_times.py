@@ -18,10 +18,11 @@ from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, compari
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
 The tables show the time of one training step in float32 on {RANKS} ranks. Each rank has one thread, and the ranks
-communicate by gloo over loopback. All rows except *not sharded* and *DistributedDataParallel* shard weights, gradients
-and optimizer state over the ranks. The compared programs are called *stacks*. All stacks start with the same weights,
-and train on the same batches with AdamW, without clipping. The relative difference between the losses of two stacks in
-the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is the number of micro-batches in a step.
+communicate by gloo over loopback. The compared programs are called *stacks*. In all rows except *not sharded* and
+*DistributedDataParallel*, the stack shards weights, gradients and optimizer state over the ranks. All stacks start with
+the same weights, and train on the same batches with AdamW, without clipping. The relative difference between the losses
+of two stacks in the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is the number of
+micro-batches in a step.
 
 In each round, the stacks run one after the other, each in fresh processes. A cell shows the median over the timed steps
 of all rounds, and the quartiles in square brackets. If the distance between the quartiles is more than
@@ -32,8 +33,8 @@ distance as a share of the median, and no comparison uses the cell.
   host, or on disk.
 - **fully_shard**: FSDP2, a part of torch. It is applied to each block and to the whole model. Gradients are reduced
   once in a step, with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: each rank keeps the
-  weights that it gathered in the forward pass until the backward pass. This takes more memory than if the rank gathers
-  them twice. *Offload* is `CPUOffloadPolicy`.
+  weights that it gathered in the forward pass until the backward pass. So the rank needs more memory, but does not
+  gather the weights a second time for the backward pass. *Offload* is `CPUOffloadPolicy`.
 - **DistributedDataParallel**: a part of torch that shards neither weights nor gradients nor optimizer state. So it is
   compared with the row *not sharded*, which is pseudoreal with `stateSharding: None`.
 - **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. With
@@ -41,8 +42,8 @@ distance as a share of the median, and no comparison uses the cell.
 
 A factor in round brackets is the time of the stack in this row, divided by the time of pseudoreal. If the factor is
 above 1, pseudoreal is faster. Stacks with offload are compared with the row *pseudoreal, host*. All other sharded
-stacks are compared with the row *pseudoreal, device*. On a CPU, device and host are the same memory. So the tables
-compare the work of the stacks, but no transfers to an accelerator."""
+stacks are compared with the row *pseudoreal, device*. On a CPU, device and host are the same memory. So the tables do
+not show how fast a stack copies data between a host and an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -66,10 +67,10 @@ def claim(results: Results) -> Claim:
         page=pages.STEPS.name,
         against=f"torch {machine.versions['torch']} (fully_shard, DistributedDataParallel),"
         f" deepspeed {machine.versions['deepspeed']} (ZeRO-3)",
-        result=(f"{faster}{_range(won)}",),
+        result=(f"pseudoreal is {faster}{_range(won)}",),
         loses=tuple(
-            f"{len(found)} of {sum(ratio.peer == peer for ratio in ratios)} comparisons with {peer}; the worst factor"
-            f" is {min(found):.2f}×"
+            f"pseudoreal is slower than *{peer}* in {len(found)} of {sum(ratio.peer == peer for ratio in ratios)}"
+            f" comparisons; the worst factor is {min(found):.2f}×"
             for peer, found in lost.items()
         ),
         measured=f"{machine.date}, at commit {machine.commit}, on {machine.hardware}",
@@ -95,14 +96,20 @@ def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path
 
 def _heading(name: str, model: BenchmarkModel) -> str:
     spec, effort = model.spec, model.effort
+    more = [n for n in model.micro_batches if RANKS * n > model.sequences]
     millions = sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) / 1e6
     return (
         f"### {name.capitalize()} model\n\nThe model has {millions:.1f} M parameters: {spec.layers} layers of hidden"
         f" size {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences}"
-        f" sequences of {spec.sequence_length:,} bytes. If the number of ranks times the number of micro-batches is"
-        f" above {model.sequences}, the step has that many sequences, one for each rank in each micro-batch."
-        f" Rounds: {effort.rounds}. Steps in a round: {effort.warm_up} for warm-up, then {effort.timed} that are timed."
+        f" sequences of {spec.sequence_length:,} bytes."
+        + "".join(f" With n = {n}, it has {RANKS * n} sequences: one for each rank in each micro-batch." for n in more)
+        + f" Each stack runs in {_counted(effort.rounds, 'round')}. In each round, it trains"
+        f" {_counted(effort.warm_up, 'step')} for warm-up and then {effort.timed} timed steps."
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _table(keys: Sequence[tuple[str, Case]], found: Timings, ratios: Sequence[Comparison]) -> str:
@@ -149,8 +156,8 @@ def _noise(found: Timings) -> str:
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
         f"Noise: in half of the cells, the distance between the quartiles is at most {spreads[len(spreads) // 2]:.0%}"
-        f" of the median. In the worst cell, it is {spreads[-1]:.0%} of the median. In {left_out} of {len(found)}"
-        " cells, the machine was not quiet, so no comparison uses these cells."
+        f" of the median. In the worst cell, it is {spreads[-1]:.0%} of the median. {left_out} of"
+        f" {len(found)} cells are not quiet, and no comparison uses these cells."
     )
 
 
@@ -158,8 +165,8 @@ def _crashes(results: Results) -> list[str]:
     crashed = Counter(run.stack for run in results.runs if run.crashed_at_end)
     if not crashed:
         return []
-    stacks = "; ".join(f"{stack}: {count}" for stack, count in crashed.items())
+    runs = " and ".join(f"{_counted(count, 'run')} of *{stack}*" for stack, count in crashed.items())
     return [
-        "Some processes crashed after their last step, while they shut down. The tables include the times of the steps"
-        f" of these processes. Number of crashed processes by stack: {stacks}."
+        f"In {runs}, processes crashed after their last step, while they shut down. The tables include the timed steps"
+        " of these processes."
     ]

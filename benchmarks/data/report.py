@@ -37,12 +37,12 @@ TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
 _CACHE: dict[Temperature, str] = {"warm": "a cached file", "cold": "an uncached file"}
 _TEXT = f"""The compared programs are called *stacks*. The stacks of a table take turns, and each turn runs in a fresh
-process. A cell shows a median, with the quartiles in square brackets. In the tables of preparation and windows, each
-turn gives one value. In the tables of the loss and of the Llama, each timed pass or step of each turn gives one value.
-If the distance between the quartiles is more than {MOST_SPREAD:.0%} of the median, other programs disturbed the
-measurement. Then the cell shows "not quiet" and this distance as a share of the median, and no comparison uses the
-cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack in this row. If the factor
-is above 1, pseudoreal is faster."""
+process. A cell shows the median of several values, with the quartiles in square brackets. In the tables of preparation
+and windows, there is one value for each turn. In the tables of the loss and of the Llama, there is one value for each
+timed pass or step of each turn. If the distance between the quartiles is more than {MOST_SPREAD:.0%} of the median,
+other programs disturbed the measurement. Then the cell shows "not quiet" and this distance as a share of the median,
+and no comparison uses the cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack
+in this row. If the factor is above 1, pseudoreal is faster."""
 
 _AIMS = """This project has aims for the figures in this table. The parts below the table explain the figures."""
 
@@ -57,6 +57,13 @@ class Bar:
     measurement."""
     is_least: bool = True
     """True if the limit is a minimum, False if it is a maximum."""
+    sentence: str = ""
+    """Sentence of the claim, with {} in place of the figure."""
+
+    @property
+    def statement(self) -> str:
+        """The figure in words; `what` and the reason if there is no figure."""
+        return self.sentence.format(self.figure) if self._known else f"{self.what}: {self.figure}"
 
     @property
     def bound(self) -> str:
@@ -105,8 +112,9 @@ def claim(results: Results) -> Claim:
         subject="Text and token files",
         page=pages.DATA.name,
         against="tokenizers, Megatron's IndexedDataset, datatrove, transformers",
-        result=tuple(f"{bar.what}: {bar.figure}" for bar in found if bar.is_reached),
-        loses=tuple(f"{bar.what}: {bar.figure} (aim: {bar.bound})" for bar in found if not bar.is_reached),
+        result=tuple(bar.statement for bar in found if bar.is_reached),
+        loses=(),
+        misses=tuple(f"{bar.statement}; the aim is {bar.bound}" for bar in found if not bar.is_reached),
         measured=f"{stamp.date}, at commit {stamp.commit}, on {machine.hardware}",
         release=stamp.release,
     )
@@ -134,7 +142,7 @@ def _machine(results: Results) -> str:
 
 def _measured(stamps: dict[str, Stamp], part: str) -> str:
     stamp = stamps.get(part, Stamp(date="an unknown day", commit="an unknown commit"))
-    return f"\n\nMeasured on {stamp.date}, at commit {stamp.commit}."
+    return f"\n\nThese figures were measured on {stamp.date}, at commit {stamp.commit}."
 
 
 def bars(results: Results) -> list[Bar]:
@@ -143,17 +151,19 @@ def bars(results: Results) -> list[Bar]:
     resident = None if results.resident is None else [results.resident.grown_bytes / _MIB]
     return [
         Bar(
-            "text prepared per second, compared with the tokenizer library alone",
+            "speed of preparing text, divided by the speed of the tokenizer library alone",
             0.85,
             "{:.1%}".format,
             _ratios(preparing, ALONE),
+            sentence="pseudoreal prepares text at {} of the speed of the tokenizer library alone",
         ),
         *(
             Bar(
-                f"samples read per second from {_CACHE[case]}, compared with {stack}",
+                f"speed of reading samples from {_CACHE[case]}, divided by the speed of *{stack}*",
                 2.0,
                 "{:.2f}×".format,
                 _ratios(reading, stack, case),
+                sentence=f"pseudoreal reads samples from {_CACHE[case]} {{}} as fast as *{stack}*",
             )
             for stack in (MEGATRON, LONG)
             for case in get_args(Temperature)
@@ -164,13 +174,15 @@ def bars(results: Results) -> list[Bar]:
             "{:.1f} MiB".format,
             resident,
             is_least=False,
+            sentence="a data set of 10^12 samples adds {} to the memory of a rank",
         ),
         Bar(
-            "share of a step spent waiting for data",
+            "share of the time of steps in which pseudoreal waits for data",
             0.01,
             "{:.2%}".format,
             None if training is None else training.waited,
             is_least=False,
+            sentence="pseudoreal waits for data during {} of the time of its steps",
         ),
     ]
 
@@ -194,11 +206,12 @@ def _preparing(found: Preparing) -> str:
     return f"""### Preparation of text
 
 The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents, as JSON lines. The tokenizer is a
-byte-level BPE of {found.vocabulary:,} tokens. Its training took {found.train_seconds:.1f} s, which no cell includes.
-Each stack runs on one processor with one thread. *{OURS}* is the work of the command `pseudoreal data prepare`: the
-command reads, encodes, shuffles and writes the text, and computes digests. The time of this row includes the start of
-the process that encodes the text. *{ALONE}* is the library that the command calls to encode text. In this row, the
-library encodes texts that are already in memory, and the benchmark discards the tokens.
+byte-level BPE of {found.vocabulary:,} tokens. The times in the table do not include the training of the tokenizer,
+which took {found.train_seconds:.1f} s. Each stack runs on one processor with one thread. *{OURS}* is the work of the
+command `pseudoreal data prepare`: the command reads, encodes, shuffles and writes the text, and computes digests. The
+time of this row includes the start of the process that encodes the text. *{ALONE}* is the library that the command
+calls to encode text. In this row, the library encodes texts that are already in memory, and the benchmark discards the
+tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -222,7 +235,8 @@ A *window* is a sample of {found.window:,} consecutive tokens. Each stack reads 
 {found.file_bytes / 2**30:.2g} GiB with two bytes for each token. The stack returns batches of 64 windows, converted to
 32-bit numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the
 file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache (`posix_fadvise`,
-DONTNEED). If the machine is virtual, the physical machine below it may still have the file in a cache.
+DONTNEED). If the machine is virtual, the physical machine that runs it may still have the file in a cache. The versions
+of the compared packages are {versions}.
 
 - *{OURS}* reads each window as one piece of the file, wherever documents begin and end.
 - *{ORDERED}* also computes the random order of the windows during the turn. The stacks of all other rows get a list of
@@ -231,7 +245,7 @@ DONTNEED). If the machine is virtual, the physical machine below it may still ha
   on average, so a window consists of parts of several documents.
 - *{LONG}* reads the same tokens, but they are divided into documents of 2^20 tokens. So almost every window lies in one
   document, which is the best case for Megatron.
-- *{DATATROVE}* is datatrove's DatatroveFileDataset. Versions: {versions}.
+- *{DATATROVE}* is datatrove's DatatroveFileDataset.
 
 {_markdown(["windows a second", *found.windows], rows)}"""
 
@@ -242,9 +256,9 @@ def _resident(found: Resident) -> str:
 A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
 samples of {found.sequence} tokens. The data set has {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this
 project's format. The shards are sparse files, which take no room on the disk. The process reads the {found.batch:,}
-samples of each step, for {found.steps:,} steps at the start of the first epoch and for {found.steps:,} steps at the end
-of this epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows
-by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
+samples of each step, first for {found.steps:,} steps from the start of the first epoch on, and then for {found.steps:,}
+steps from the last step of this epoch on. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB
+after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -285,8 +299,8 @@ The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A 
 {found.sequence_length:,} tokens. Each stack trains in float32 with AdamW and clipping, on {found.threads} threads of
 one process. *{OURS}* is this project's trainer. It reads token files that `pseudoreal data prepare` wrote, and writes
 its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop starts with the
-first weights of pseudoreal, which pseudoreal exported, and has all samples in memory. In {found.steps} steps the loss
-falls from {found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
+same weights as pseudoreal, and has all samples in memory. In {found.steps} steps the loss falls from
+{found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
 {found.apart:.1e} (relative); the benchmark fails if they differ by more than {TOLERANCE:g}. In the median turn,
 pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps; in the worst turn, during
 {max(found.waited):.3%}. Both shares include the first step of the turn.
@@ -326,8 +340,8 @@ def _noise(results: Results) -> str:
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
         f"Noise: in half of the cells, the distance between the quartiles is at most {median(spreads):.0%} of the"
-        f" median. In the worst cell, it is {spreads[-1]:.0%} of the median. In {left_out} of {len(spreads)} cells, the"
-        " machine was not quiet, so no comparison uses these cells."
+        f" median. In the worst cell, it is {spreads[-1]:.0%} of the median. {left_out} of {len(spreads)} cells are"
+        " not quiet, and no comparison uses these cells."
     )
 
 

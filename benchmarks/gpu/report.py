@@ -71,26 +71,28 @@ def section(path: Path = GPU) -> str:
 
 
 _TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens. Blocks are
-recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both have the
-same weights, batches and clipping. *Global* is a mode of clipping. *tokens* are the tokens of a step, and n is the
-number of micro-batches of a step. Times are medians of {TIMED} steps, with the quartiles in brackets.
+recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both start
+with the same weights, and train on the same batches. *Global* and *PerUnit* are modes of clipping: *Global* limits the
+norm of the whole gradient, *PerUnit* limits the norm of the gradient of each unit. *tokens* is the number of tokens of
+a step, and n is the number of micro-batches of a step. Times are medians of {TIMED} steps, with the quartiles in
+brackets.
 
-- *hidden*: the time of copies between host and device during which kernels run, as a share of the time of all these
-  copies.
+- *hidden*: the share of the time of copies between host and device during which kernels also run.
 - *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of its forecast, relative to
   the measured value. *pinned*: the pinned host memory, as rounded up by torch's allocator.
 - *forecast*: the milliseconds of a step that `pseudoreal plan` predicts from speeds measured in the same run. In
   brackets is the error of this forecast.
 - *host*: the peak of the resident memory of the process. With *Speculative* (`clipping.updates: Speculative`), the
-  process keeps a second copy of the state. Gradients are clipped only if their norm is above 100, so few steps are
-  clipped.
+  process keeps a second copy of the state.
+- Gradients are clipped only if their norm is above 100, so few steps are clipped.
 - With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights to the
   device again for each micro-batch, so it is also timed with a single micro-batch. With one rank, fully_shard copies on
-  the CUDA stream of the passes, so no kernels run during its copies. (With several ranks, fully_shard copies weights
-  before the passes need them.) DeepSpeed and plain torch were not timed. With the state on the device, plain torch may
-  be faster than fully_shard.
-- The vocabulary has 256 tokens, so that the head takes little time. While CPU threads of the stacks wait, they sleep
-  and do not spin (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
+  the CUDA stream of the passes, so almost no kernels run during these copies. (With several ranks, fully_shard copies
+  weights before the passes need them.)
+- DeepSpeed and plain torch were not timed. With the state on the device, plain torch may be faster than fully_shard.
+- The model *1B* has 1.0 billion parameters, and the model *4B* has 4.0 billion. The vocabulary has 256 tokens, so that
+  the head takes little time. While CPU threads of the stacks wait, they sleep and do not spin
+  (`OMP_WAIT_POLICY=passive`), as in the pods of a job."""
 
 
 _NEAR = 0.2
@@ -104,20 +106,21 @@ def claim(found: Results) -> Claim | None:
     if found.is_tiny or not factors:
         return None
     results = [
-        f"with {_NAMES[settings]}, the state on the host and the same batch, a step is {_range(of_settings)} as fast as"
-        " a step of fully_shard, each with its best number of micro-batches"
+        f"with {_NAMES[settings]} and the state on the host, a step of pseudoreal is {_range(of_settings)} as fast as a"
+        " step of fully_shard on the same batch; each program has its own best number of micro-batches"
         for settings, of_settings in by_settings.items()
         if of_settings
     ]
-    loses = [f"{lost} of {len(factors)} of these comparisons"] if (lost := sum(f < 1 for f in factors)) else []
-    loses += [*_predictions_far_off(found.records), *_more_memory(found.records)]
+    lost = sum(factor < 1 for factor in factors)
+    slower = [f"pseudoreal is slower than fully_shard in {lost} of these {len(factors)} comparisons"] if lost else []
     machine = found.machine
     return Claim(
         subject="A training step on a GPU",
         page=pages.GPU.name,
         against=f"torch {machine.versions['torch']} (fully_shard with CPUOffloadPolicy)",
         result=tuple(results),
-        loses=tuple(loses),
+        loses=(*slower, *_more_memory(found.records)),
+        misses=_predictions_far_off(found.records),
         measured=f"{machine.date[:10]}, at commit {machine.commit[:9]}, on {machine.device}, {machine.cores} cores",
         release=machine.release,
         in_readme=_range(by_settings["Global"]) if by_settings["Global"] else "",
@@ -156,16 +159,19 @@ def _range(factors: Sequence[float]) -> str:
     return f"{min(factors):.2f}× to {max(factors):.2f}×"
 
 
-def _predictions_far_off(records: Sequence[Record]) -> list[str]:
-    """Return a sentence about the predictions that are not near."""
+def _predictions_far_off(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return a sentence for each prediction that is not near."""
     errors = {
         f"{record.case.label}, {one.point.tokens:,} tokens": one.forecast.seconds / one.median - 1
         for record in records
         for one in record.measured
         if one.forecast is not None and abs(one.forecast.seconds / one.median - 1) > _NEAR
     }
-    said = ", ".join(f"{error:+.0%} ({where})" for where, error in errors.items())
-    return [f"predicted seconds of a step that are off by more than {_NEAR:.0%}: {said}"] if errors else []
+    return tuple(
+        f"the predicted time of a step is {abs(error):.0%} {'above' if error > 0 else 'below'} the measured time"
+        f" ({where}); the aim is a difference of at most {_NEAR:.0%}"
+        for where, error in errors.items()
+    )
 
 
 def _more_memory(records: Sequence[Record]) -> list[str]:
@@ -173,11 +179,13 @@ def _more_memory(records: Sequence[Record]) -> list[str]:
     peaks: dict[str, int] = {}
     for record in records:
         if record.case.home == "Host":
-            name = f"{record.case.stack}, {record.case.settings}"
+            settings = _NAMES.get(record.case.settings, f"the settings {record.case.settings}")
+            name = f"{record.case.stack} with {settings}"
             peaks[name] = max([peaks.get(name, 0), *(one.host_peak_bytes for one in record.measured)])
-    theirs = peaks.get("fully_shard, Global", 0)
-    more = [f"{peak / _GIB:.1f} GiB ({name})" for name, peak in peaks.items() if theirs and peak > theirs]
-    return [f"host memory of a process: {', '.join(more)}; fully_shard {theirs / _GIB:.1f} GiB"] if more else []
+    theirs = peaks.get(f"fully_shard with {_NAMES['Global']}", 0)
+    more = [f"{name} takes {peak / _GIB:.1f} GiB" for name, peak in peaks.items() if theirs and peak > theirs]
+    said = f"with the state on the host, a process of {' and a process of '.join(more)} of host memory"
+    return [f"{said}; a process of fully_shard takes {theirs / _GIB:.1f} GiB"] if more else []
 
 
 def _machine(found: Results) -> str:
@@ -231,7 +239,7 @@ def _row(case: Case, one: Measured) -> str:
     )
 
 
-_NOT_MEASURED = "These cases were not measured, for the reason after the last colon:"
+_NOT_MEASURED = "These cases were not measured. Each line ends with the reason:"
 
 
 def _left_out(records: Sequence[Record]) -> str:

@@ -5,36 +5,56 @@ from collections.abc import Iterator, Sequence
 from benchmarks.method.analysis import Comparison, Kind, Trial
 from benchmarks.method.tables import joined, named, number, spans, table
 
-_WORDS = """The *speed-up per token* is computed as the speed-up in seconds, but with numbers of tokens in place of
-seconds. A speed-up is computed for each seed; the tables have the mean over the seeds. The sign † marks an arm whose
-final loss is higher than the final loss of unshared training, as the mean over seeds. For a seed whose arm ends with a
-higher loss, both trainings are compared at the final loss of the arm, which unshared training reaches before its end.
-So a speed-up with † does not say when, or whether, the arm reaches the final loss of unshared training.
+_WORDS = """\
+The *speed-up per token* is computed like the speed-up in seconds, but with numbers of tokens in place of seconds. Both
+speed-ups are computed for each seed; the tables have their means over the seeds. In brackets, the tables have the 95 %
+interval over the seeds.
 
-A step computes, and moves the bytes of weights and moments at the same time. So its *cost* is the time of its computing
-or the time in which its bytes are moved, whichever is longer. The *cost ratio* is the cost of a real step divided by
-the cost of a pseudo step that does not wait for bytes. It is 1 if a real step does not wait for its bytes either, and
-above 1 if a real step waits.
+The sign † marks an arm that ends with a higher loss than unshared training, on average over the seeds. If an arm ends
+with a higher loss at a seed, its speed-up at this seed is computed at another loss, the final loss of the arm. Unshared
+training reaches this loss before its end. So a speed-up with † does not say when, or whether, the arm reaches the final
+loss of unshared training.
 
-Arms are compared with unshared training seed by seed. The tables have the 95 % interval over the seeds in brackets. A
-*verdict* compares the interval of an arm's speed-up with 1, which is unshared training, and with the mean speed-ups of
-the controls. At a cost ratio, the verdict is "yes" if the interval of the speed-up in seconds lies above 1, above the
-mean speed-up of each other arm shared throughout, and above the mean speed-up of each other grown arm. The verdict is
-"no" if the interval lies below 1 or below the mean speed-up of another control. Otherwise, it is "open". Per token, the
-interval is compared with 1 alone. There, an open verdict is called "level" if the mean difference of the losses is
-below 0.01 nats."""
+The *state* of the layers is their weights and the moments of the optimizer. If the state is not kept on the device, a
+step moves the bytes of the state through the device while it computes. So the *cost* of a step is the time of its
+computing or the time in which its bytes are moved, whichever is longer. The *cost ratio* is the cost of a real step
+divided by the cost of a pseudo step that does not wait for bytes. It is 1 if a real step does not wait for its bytes
+either, and above 1 if a real step waits.
+
+Arms are compared with unshared training seed by seed. A *verdict* compares the interval of an arm's speed-up with 1,
+which is the speed-up of unshared training, and with the mean speed-ups of the controls. At a cost ratio, the verdict is
+"yes" if the interval of the speed-up in seconds lies above 1, above the mean speed-up of each other arm shared
+throughout, and above the mean speed-up of each other grown arm. The verdict is "no" if the interval lies below 1 or
+below the mean speed-up of another control. Otherwise, it is "open".
+
+The *verdict per token* compares the interval of the speed-up per token with 1 alone. An open verdict per token is
+called "level" if the final losses of the arm and of unshared training differ by less than 0.01 nats on average over the
+seeds."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
 _RATIOS = (1, 4)
 """Cost ratios of the first sentences: where nothing waits for bytes, and where experts of M6-10T do (`marks`)."""
 _SPOKEN: tuple[Kind, ...] = ("delinked", "grown", "shared throughout")
-_FASTEST = """These answers compare *arms*, which are ways to train. In *unshared training*, each layer has its own
-weights from the first step to the last. A *delinked* arm shares weights (blocks or experts) between layers at first,
-and ends the sharing by a delink. A *grown* arm starts with fewer layers, and adds the others by a growth. An *upcycled*
-arm starts with fewer experts. An arm *shared throughout* shares weights to the end. *Controls* are the arms shared
-throughout, the grown arms, and a *small model*, which is narrower than all others. The table names the fastest delinked
-arm, grown arm, and arm shared throughout, with its *speed-up in seconds*. This number is a ratio: the seconds that
-unshared training needs for its final loss, divided by the seconds that the arm needs for the same loss. So above 1, the
-arm is faster than unshared training. The *cost ratio* and the sign † are explained below the table."""
+_ARMS = """\
+This page answers the question by trials. The study *dense* trains models without experts, and the study *experts*
+trains models with experts. The trials compare *arms*, which are ways to train a model:
+
+- *Unshared training*: each layer has its own weights from the first step to the last.
+- *Delinked* arms: at first, layers share weights (blocks or experts). A delink ends the sharing.
+- *Grown* arms start with fewer layers, and add the others by a growth.
+- *Upcycled* arms start with fewer experts, and add the others by a growth.
+- Arms *shared throughout*: layers share weights from the first step to the last.
+- The *small model* is narrower than the models of all other arms.
+
+Delinked arms pay if they are faster than unshared training and also faster than the *controls*, which are the grown
+arms, the arms shared throughout, and the small model. The *speed-up in seconds* of an arm is a ratio: the seconds that
+unshared training needs for its final loss, divided by the seconds that the arm needs for the same loss. If it is above
+1, the arm is faster than unshared training. The speed-up depends on the machine, because on some machines steps wait
+while weights are moved between memories. The *cost ratio* stands for the machine: it says how many times as long a
+*real step*, in which layers share nothing, takes as a *pseudo step*, in which layers share weights. The exact
+definition of the cost ratio is below the first table. The answers are:"""
+_FASTEST = """\
+The following table has the speed-up in seconds of the fastest delinked arm, of the fastest grown arm, and of the
+fastest arm shared throughout. The sign † is explained below the table."""
 _KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
     *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),
@@ -44,6 +64,7 @@ _HEAD = (
 
 def answers(leading: Sequence[Comparison]) -> Iterator[str]:
     """Yield the paragraphs. `leading`: one comparison of each study."""
+    yield _ARMS
     if leading:
         yield "\n".join(f"- **{one.study.capitalize()}: {_verdict(one)}.**" for one in leading)
         yield _FASTEST
@@ -65,19 +86,17 @@ def _verdict(one: Comparison) -> str:
     found = [(trial.arm.name, spans(one, trial, "yes")) for trial in one.of_kind("delinked")]
     winners = [f"*{name}* at cost ratios {where}" for name, where in found if where]
     if winners:
-        return f"yes. Above unshared training and all controls lie {joined(winners)}"
+        return f"yes. Faster than unshared training, grown arms and arms shared throughout: {joined(winners)}"
     if not found:
         return "open. No delinked arm and unshared training have a seed in common yet"
     pending = [(trial.arm.name, spans(one, trial, "open")) for trial in one.of_kind("delinked")]
     undecided = [f"*{name}* at cost ratios {where}" for name, where in pending if where]
     if undecided:
         return (
-            "no delinked arm is shown to lie above unshared training and all controls in speed-up, at any cost ratio"
-            f" from 1 to 20; open: {joined(undecided)}"
+            "no delinked arm is shown to be faster than unshared training and all controls, at any cost ratio from 1 to"
+            f" 20. The verdict is open for {joined(undecided)}"
         )
-    return (
-        "no. No delinked arm lies above unshared training and all controls in speed-up, at any cost ratio from 1 to 20"
-    )
+    return "no. At each cost ratio from 1 to 20, each delinked arm is slower than unshared training or than a control"
 
 
 def _fastest(one: Comparison, ratio: int) -> list[str]:
@@ -96,9 +115,9 @@ def _certainty(leading: Sequence[Comparison]) -> str:
     planned = max(len(scale.sizes[one.study]) for one in leading)
     seeds = sorted({len(trial.paired) for one in leading for trial in one.trials})
     return (
-        "**How sure are the answers?** The models of the answers have at most"
-        f" {max(one.parameters for one in leading):,} parameters ({planned} sizes of models were planned). They train"
-        " on one text, and each arm trains with"
+        f"**How sure are the answers?** Models of {planned} sizes were planned. Each answer comes from models of one"
+        f" size, with at most {max(one.parameters for one in leading):,} parameters. All models train on one text, and"
+        " each arm is trained with"
         f" {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are computed from"
         f" operations and bytes, not measured. {arms} arms are compared by 95 % intervals, without a correction for"
         " multiple comparisons. So about one verdict in twenty may be wrong by chance."

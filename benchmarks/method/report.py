@@ -31,45 +31,52 @@ from benchmarks.method.trend import Trend, samples_of, trend
 REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
-_READING = """Each line of the picture is the speed-up of an arm, with its 95 % interval as a band. An arm with one seed
+_READING = """\
+Each line of the picture shows the speed-up in seconds of an arm, with its 95 % interval as a band. An arm with one seed
 has no band. A line is dashed if the arm ends with a higher loss than unshared training (†), or if only a bound of its
-speed-up is known. A line stops rising at the cost ratio at which moving the bytes of a pseudo step takes as long as the
-computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. So more waiting makes real and pseudo
-steps slower by the same factor, and the speed-up does not change.
+speed-up is known. A line rises as long as real steps wait for bytes and pseudo steps do not. It stops rising at the
+cost ratio at which moving the bytes of a pseudo step takes as long as the computing of this step. At higher cost
+ratios, pseudo steps wait for bytes, too. So more waiting makes real and pseudo steps slower by the same factor, and the
+speed-up does not change.
 
-The cost of a step is computed as a share of the cost of a step of unshared training, from two numbers. The first is the
-number of operations of the step, as a share of the operations of a step of unshared training, divided by the cost
-ratio. The second is the number of bytes of the state, as a share of the bytes in unshared training. The cost is the
-larger of the two numbers. Both shares count the layers alone, without embedding and head. With embedding and head, a
-phase with few layers saves less time. For instance, for the job of 124 M parameters in the table below, the planner
-predicts that a step with 4 of 12 layers takes 0.67 times as long as a real step; the layers alone give 0.33 times.
+On this page, the cost of a step is a share of the cost of a step of unshared training. It is the larger of two numbers.
+The first number is the share of operations, divided by the cost ratio. (The share of operations is the number of
+operations of the step, divided by the number of operations of a step of unshared training.) The second number is the
+share of bytes: the number of bytes of the state, divided by the number of bytes of the state in unshared training. Both
+shares count the layers alone, without embedding and head. If embedding and head were counted, too, a phase with few
+layers would save less time. For instance, for the job of 124 M parameters in the table below, the planner predicts that
+a step with 4 of 12 layers takes 0.67 times as long as a real step. The layers alone would give 0.33 times.
 
-The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine: the
-seconds of a step of the last phase, divided by the seconds of a step of the first phase. A mark with a cost ratio below
-1 is in the table, but not in the picture. The phases of a job may have different layouts; then the cost ratio is the
-effect of sharing and of the layouts together."""
-_SETTING = """- The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio,
-  which stands for the speeds of a machine.
+The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine. For
+a mark, the cost ratio is the seconds of a step of the last phase, divided by the seconds of a step of the first phase.
+If the phases of the job have different layouts, this cost ratio shows the effect of sharing and of the layouts
+together. A mark with a cost ratio below 1 is in the following table, but not in the picture."""
+_SETTING = """\
+- The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio, which stands for
+  the speeds of a machine.
 - The measured seconds of the trials are not compared, because other programs ran on the machine at the same time.
-  Memory is not compared either: the models are too small to show differences between the arms.
+- The memory that the arms need is not compared, because the models are too small to show differences between the arms.
 - The trials compare treatments of the optimizer's moments at the delink for at most one arm of each study. They do not
   try the trigger `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) try these
   treatments, this trigger and a state on disk."""
-_RATES = """The peak learning rate of each arm was chosen by trainings whose seed and text no compared training has. The
-table has the validation losses of these trainings. First, trainings with half of the full budget compare several rates.
-Then trainings with the full budget compare the rate with the lowest loss with lower rates. The rate with the lowest
-loss at the full budget is chosen; its loss is bold. An arm that is not in the table takes the rate of an arm in the
-table: an arm that is delinked at 10 % or 50 % takes the rate of the arm that is delinked at 30 %, and *1, 4, 12 blocks*
-takes the rate of *4 blocks, delinked at 30 %*."""
-_REMEDIES = """The literature names changes of the first phase, and of the transition to the next phase, that may lower
-the final loss. The trials tried these changes on one arm of each study, the *base*. The plan has three seeds of each
-change. Some changes need an explanation:
+_RATES = """\
+Separate trainings chose the peak learning rate of each arm. They have another seed than the compared trainings, and
+read other documents. The table has the validation losses of these separate trainings. First, trainings with half of the
+full budget compare several rates. Then trainings with the full budget compare the best of these rates with lower rates.
+The rate with the lowest loss at the full budget is chosen; its loss is bold.
+
+Some arms are not in the table, because they take the rate of another arm. An arm that is delinked at 10 % or 50 % takes
+the rate of the arm that is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
+_REMEDIES = """\
+The literature names changes of the first phase, and of the transition to the next phase, that may lower the final loss.
+The trials tried these changes on one arm of each study, the *base*. Each change was planned with three seeds. Some
+changes need an explanation:
 
 - *Rates of each phase, warmed up again*: the first phase has the peak learning rate of the arm that is shared
-  throughout. The second phase has the peak learning rate of unshared training. At its start, the learning rate rises
-  from zero to this peak (a second warm-up).
-- *Noise*: at the delink, each copy of a block except the first copy is mixed with a tenth of freshly drawn weights
-  (`delink.noise: "0.1"`).
+  throughout. The second phase has the peak learning rate of unshared training. At the start of the second phase, the
+  learning rate rises from zero to this peak (a second warm-up).
+- *Noise*: at the delink, noise is added to each copy of a block (or of a set of experts) except the first copy. The
+  noise is a tenth of freshly drawn initial weights (`delink.noise: "0.1"`).
 - *Measured* and *Reset* are values of `delink.optimizerState`, which says which optimizer moments the copies get.
 - *Middle half shared*: in the first phase, the middle half of the layers share one block, and each of the other layers
   has its own block.
@@ -78,17 +85,20 @@ change. Some changes need an explanation:
 
 A job cannot share weights as in the last two items of the list. So a plain PyTorch loop trains these arms
 (`benchmarks/method/plain.py`)."""
-_MEMORY = """In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do
-not compare the losses of two arms; compare the columns of differences. A *difference at equal tokens* is the final loss
-of an arm minus the final loss of unshared training with the same seed, as the mean over the seeds. *At equal
-operations*, bytes or seconds, the subtracted loss is that of an unshared training that costs as much as the arm. The
-cost differs from arm to arm, so compare a cell of these columns with 0, and not with the cell of another arm.
+_MEMORY = """\
+In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do not compare
+the losses of two arms; compare the columns of differences. A *difference at equal tokens* is the final loss of an arm
+minus the final loss of unshared training with the same seed, as the mean over the seeds. A difference *at equal
+operations* is the final loss of the arm minus another loss of unshared training. Unshared training has this other loss
+after as many operations as the arm needs for its whole training. Differences *at equal bytes* and *at equal seconds*
+are computed in the same way. How much an arm costs differs from arm to arm. So compare a cell of these columns with 0,
+and not with the cell of another arm.
 
 A *stage* is a phase of an arm. A *share* is a number of operations or bytes divided by the same number for unshared
 training; it counts the layers alone, without embedding and head. The state of a layer is its float32 master weights and
-two AdamW moments. *Memory* is how much the memory of the process grows in the last stage of an arm. The table does not
-have the memory of the first stage of a delinked arm; it is as large as the memory of the arm that is shared
-throughout."""
+the two moments of AdamW. *Memory* is how much the memory of the process grows in the last stage of an arm. The table
+does not have the memory of the first stage of a delinked arm. This memory is as large as the memory of the arm that is
+shared throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -165,7 +175,7 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
         )
         same = len({tokens for _, tokens in windows}) == 1
         over = f"{windows[0][1]:,} tokens at each budget" if same else joined(shown)
-        yield f"- A validation loss is the mean over {over}."
+        yield f"- A validation loss is a mean over tokens of validation text: over {over}."
         if len({tokens for _, tokens in windows}) > 1:
             yield (
                 "- Losses at two budgets are measured on different parts of the validation text; at one budget, all"
@@ -174,8 +184,9 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
             )
     devices = joined(sorted({"a CPU" if r.device == "cpu" else r.device for r in results})) or "a CPU"
     yield (
-        f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. In their last"
-        " phase, models without experts differ only in their width, and so do models with experts."
+        f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. In the last phase,"
+        " all models without experts have the same form, and differ only in their width. The same is true of all models"
+        " with experts."
     )
     yield _SETTING
     if failed := diverged(results):
@@ -226,10 +237,10 @@ def _trend(slopes: dict[Study, dict[str, Trend | str]], scale: Scale) -> Iterato
     yield (
         "A *difference* is the final loss of an arm minus the final loss of unshared training with the same seed and"
         " as many tokens. The table has the mean difference at each size of model, and the slope of a line through"
-        " the differences at all sizes. A line through two sizes always fits, so the interval of its slope shows the"
-        f" scatter of the seeds alone. Peak learning rates were chosen at width {scale.tuned_width} only. Models of"
-        " another width train with the same rates, which may not be the best rates for these models. So do not"
-        " extrapolate the lines to larger models."
+        " the differences at all sizes. With two sizes, the line always goes through both mean differences. So the"
+        " interval of its slope shows only how much the seeds differ. Peak learning rates were chosen at width"
+        f" {scale.tuned_width} only. Models of another width train with the same rates, which may not be the best rates"
+        " for these models. So do not extrapolate the lines to larger models."
     )
     yield tables.trends(slopes)
     if _lines(slopes):
@@ -260,10 +271,18 @@ def _lines(slopes: dict[Study, dict[str, Trend | str]]) -> dict[Study, dict[str,
 
 def _dates(results: Sequence[Result]) -> Iterator[str]:
     if results:
-        dates, commits = sorted({r.date for r in results}), sorted({r.commit for r in results})
+        dates = sorted({r.date for r in results})
         days = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
+        yield "## How this page was made"
         yield (
-            f"`make bench-method` writes this page. The arms were trained {days}, at commits {joined(commits)}. A plus"
-            " after a commit means that files differed from the commit. The losses of all trainings are in"
-            f" [data/{RESULTS.name}](data/{RESULTS.name})."
+            "`make bench-method` trains the arms of the plan that are not trained yet, and writes this page. The"
+            f" trainings of this page ran {days}, with the programs of these commits: {joined(_commits(results))}. A"
+            " plus after a commit means that, in some of its trainings, files differed from the commit. The losses of"
+            f" all trainings are in [data/{RESULTS.name}](data/{RESULTS.name})."
         )
+
+
+def _commits(results: Sequence[Result]) -> list[str]:
+    """Return each commit once, with a plus if files differed from it in a training."""
+    found = {r.commit for r in results}
+    return sorted(commit for commit in found if f"{commit}+" not in found)

@@ -170,11 +170,17 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     behind = [name for name, one in differences.items() if one and one.low is not None and one.low > 0]
     ahead = [name for name, one in differences.items() if one and one.high is not None and one.high < 0]
     single = [one.trial.arm.name for one in found if len(one.trial.curves) == 1]
-    alone = f" One seed, no interval: {named(single)}." if single else ""
+    alone = f"\n- Arms with one seed, whose differences have no interval: {named(single)}." if single else ""
     return (
-        f"Lower loss than their base: {named(better)}. Higher loss than their base: {named(worse)}. Lower loss than"
-        f" unshared training at equal tokens: {named(ahead)}. Higher: {named(behind)}.{alone} All other comparisons are"
-        " undecided: their intervals contain zero. With so few seeds, intervals are wide."
+        "The following table has the final loss of each changed arm. It also has two differences with their 95 %"
+        " intervals: this loss minus the final loss of the base, and this loss minus the final loss of unshared"
+        " training with as many tokens. A difference is decided if its interval does not contain zero. The decided"
+        " differences are:\n\n"
+        f"- Arms with a lower loss than their base: {named(better)}.\n"
+        f"- Arms with a higher loss than their base: {named(worse)}.\n"
+        f"- Arms with a lower loss than unshared training: {named(ahead)}.\n"
+        f"- Arms with a higher loss than unshared training: {named(behind)}.{alone}\n\n"
+        "All other differences of the table are undecided. The intervals are wide, because each arm has few seeds."
     )
 
 
@@ -183,16 +189,18 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     if isinstance(found, str):
         return found
     law = found.law
-    ends = "one seed, no interval" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
+    ends = "one seed, no interval" if found.low is None else f"95 % interval {found.low:.2f} to {found.high:.2f}"
     edge = " (at the edge of what is searched)" if law.is_at_bound else ""
     text = (
-        "A law says how much a block is worth that several layers use. By the law, the loss L after D tokens is L = E +"
-        " A (r^φ N)^−α + B D^−β. The distinct blocks have N parameters, and each block is used by r layers. So a block"
-        " that r layers use is worth r^φ blocks that one layer each uses. The law was fitted to the losses of"
-        f" {found.points} trainings (means over seeds), with a root mean square error of {found.residual:.4f} nats. The"
-        f" fit gives φ = {law.phi:.2f}{edge} ({ends}), beside {PUBLISHED} in arXiv 2604.21106; {_published(found)}. The"
-        f" other constants are E = {law.irreducible:.3f}, A = {law.capacity:.3f} with N in units of 100,000 parameters,"
-        f" α = {law.alpha:.3f}, B = {law.data:.3f} with D in units of 1,000,000 tokens, and β = {law.beta:.3f}."
+        "A law of the literature (arXiv 2604.21106) says how much a block is worth if several layers use it. By the"
+        " law, the loss L after D tokens is L = E + A (r^φ N)^−α + B D^−β. Here, N is the number of parameters of all"
+        " distinct blocks together, and r is the number of layers that use each block. So a block that r layers use is"
+        f" worth as much as r^φ blocks that are used by one layer each. The law was fitted to {found.points} losses of"
+        " unshared training and of arms shared throughout, each the mean over the seeds. The root mean square error of"
+        f" the fit is {found.residual:.4f} nats. The fit gives φ = {law.phi:.2f}{edge} ({ends}). The literature has"
+        f" φ = {PUBLISHED}; {_published(found)}. The other constants are E = {law.irreducible:.3f},"
+        f" A = {law.capacity:.3f} with N in units of 100,000 parameters, α = {law.alpha:.3f}, B = {law.data:.3f} with D"
+        f" in units of 1,000,000 tokens, and β = {law.beta:.3f}."
     )
     own = next((one for one in leading(comparisons(trials)) if one.study == "dense"), None)
     if own is None:
@@ -219,20 +227,21 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     tried = joined(percent(moment) for moment in sorted(moments(own.trials, 1)) if moment)
     note = (
         f"The table below is for models of {own.parameters:,} parameters whose layers share one block before the"
-        " delink. A percentage is the share of the tokens after which the model is delinked; 0 % is unshared"
-        " training. The best delink is the one with the highest speed-up in seconds. With the law, all shares up to"
-        f" 99 % were tried, so 99 % means: as late as possible. Delinks at {tried} were measured."
+        " delink. A percentage says after which share of the tokens the model is delinked; 0 % means unshared training."
+        " The best delink is the delink with the highest speed-up in seconds. By the law, the speed-up was computed for"
+        ' each whole percentage up to 99 %. So a best delink at 99 % means "as late as possible". In trials, the'
+        f" speed-up was measured with delinks at {tried}."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 
 
 def _published(found: Fit) -> str:
     if found.low is None or found.high is None:
-        return "whether they differ cannot be said"
+        return "it cannot be said whether the two values differ"
     return (
-        "its interval contains that value"
+        "the interval of the fit contains this value"
         if found.low <= PUBLISHED <= found.high
-        else "its interval does not contain that value"
+        else "the interval of the fit does not contain this value"
     )
 
 
@@ -272,4 +281,6 @@ def not_trained(results: Sequence[Result], scale: Scale = REGISTERED) -> str:
                 missing.setdefault((study, "all", arm.name), []).append("its peak rate is not chosen yet")
     if not missing:
         return "Everything that the plan asks for is trained."
-    return table(["study", "width", "arm", "not trained"], [[*key, joined(what)] for key, what in missing.items()])
+    rows = [[*key, joined(what)] for key, what in missing.items()]
+    head = ["study", "width", "arm", "not trained"]
+    return f"The plan also has the following trainings, which have no result yet:\n\n{table(head, rows)}"

@@ -12,13 +12,16 @@ LIVES = RESULTS / "moe.jsonl"
 TITLE = "## Losses at equal tokens"
 _TEXT = f"""Models of 8 layers of hidden size 64 train on the King James Bible, in float32 on one thread of a CPU. They
 train for {ex.STEPS} steps; a step has {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation loss
-over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. The tables have the mean of {len(ex.SEEDS)} seeds, with the
-lowest and the highest loss of a seed in brackets. *Dense* is a model without experts. With *top k*, the router chooses
-any k experts for a token. With *k prototypes* (M6-T), the experts are divided into k groups, and the router chooses one
-expert of each group. In all models, the feed-forward matrices that one token passes through have the same total size.
-In models with experts, all experts together have eight times this size. *Time of a step* is the median over the steps
-of the last phase, averaged over the seeds, divided by the same value of the first row of the table. Losses of models
-this small, trained on so few tokens, do not predict the losses of large models."""
+over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. A loss in the tables is the mean over {len(ex.SEEDS)} seeds;
+in brackets are the lowest and the highest loss of a seed. *Dense* is a model without experts. With *top k*, the router
+chooses any k experts for a token. With *k prototypes* (M6-T), the experts are divided into k groups, and the router
+chooses one expert of each group. In all models, the feed-forward matrices through which a token passes in one layer
+have the same total size. In models with experts, the matrices of all experts of a layer together have eight times this
+size. The second table compares ways to share weights. *Shared experts* means that all layers use the same experts;
+*shared blocks* means that all layers use the same block. *Then real* means that each layer has weights of its own after
+the first {ex.PSEUDO_STEPS} steps. For *time of a step*, the benchmark takes the median over the steps of the last
+phase, and averages it over the seeds. The tables show this average divided by the average in the first row of the
+table. Losses of models this small, trained on so few tokens, do not predict the losses of large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:
@@ -37,7 +40,8 @@ def section(lives: Sequence[Life] | None = None) -> str:
         by_name,
     )
     newest = max(found, key=lambda life: life.date)
-    return "\n\n".join([TITLE, _TEXT, routings, sharings, f"Measured on {newest.date} at commit {newest.commit}."])
+    measured = f"These losses were measured on {newest.date}, at commit {newest.commit}."
+    return "\n\n".join([TITLE, _TEXT, routings, sharings, measured])
 
 
 def _table(title: str, experiments: Sequence[ex.Experiment], lives: dict[str, list[Life]]) -> str:

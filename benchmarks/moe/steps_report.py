@@ -60,11 +60,12 @@ def claim(results: Results) -> Claim:
         page=pages.MIXTURES.name,
         against=", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch"),
         result=tuple(
-            f"a step of pseudoreal is {min(of):.2f}× to {max(of):.2f}× as fast as one of {stack}"
+            f"a step of pseudoreal is {min(of):.2f}× to {max(of):.2f}× as fast as a step of *{stack}*"
             for stack, of in ratios.items()
         ),
         loses=tuple(
-            f"{len(of)} of {len(ratios[stack])} comparisons with {stack}; the worst factor is {min(of):.2f}×"
+            f"pseudoreal is slower than *{stack}* in {len(of)} of {len(ratios[stack])} comparisons; the worst factor"
+            f" is {min(of):.2f}×"
             for stack, of in lost.items()
             if of
         ),
@@ -75,11 +76,11 @@ def claim(results: Results) -> Claim:
 
 def _measured(results: Results) -> str:
     machine = results.machine
-    parts = [f"{_PARTS[name]} on {stamp.date}, at commit {stamp.commit}" for name, stamp in results.measured.items()]
+    parts = [f"- {_PARTS[name]}: {stamp.date}, commit {stamp.commit}" for name, stamp in results.measured.items()]
     return (
-        f"The machine has {machine.hardware}. Its version of torch is {machine.versions['torch']}. The parts were"
-        f" measured on these dates: {'; '.join(parts)}."
-    )
+        f"The machine has {machine.hardware}, and torch {machine.versions['torch']}. The list says when, and at which"
+        " commit, each part of this section was measured:\n\n"
+    ) + "\n".join(parts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -92,10 +93,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _beside(found: Beside) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch")
-    apart = " and ".join(
-        f"{furthest(found.runs, compute):.1e} in {compute} (the benchmark fails beyond {most:g})"
-        for compute, most in TOLERANCES.items()
-    )
+    apart = " and by at most ".join(f"{furthest(found.runs, compute):.1e} in {compute}" for compute in TOLERANCES)
+    most = " or by more than ".join(f"{tolerance:g} in {compute}" for compute, tolerance in TOLERANCES.items())
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
 The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks. Each rank has one
@@ -103,18 +102,19 @@ thread, and the ranks communicate by gloo over loopback. Each rank has half of a
 {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}. An expert accepts all tokens that are routed to it. A step
 has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers of
 experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
-batches with AdamW, and keep activations. In each step, the relative difference between the losses of two stacks is at
-most {apart}. n is the number of micro-batches in a step. There are {cases.ROUNDS} rounds of {cases.TIMED} timed steps.
-A factor in brackets is the time of the stack in this row, divided by the time of pseudoreal. If the factor is above 1,
-pseudoreal is faster. DeepSpeed is compared with the row *gradients sharded*, and torchtitan is compared with the row
-*fully sharded*. Versions: {versions}.
+batches with AdamW, and keep activations. In each step, the losses of two stacks differ by at most {apart} (relative).
+The benchmark fails if they differ by more than {most}. n is the number of micro-batches in a step. There are
+{cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in this row, divided
+by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed's ZeRO-2 shards gradients and
+optimizer state, so it is compared with the row *gradients sharded*. torchtitan's fully_shard also shards the weights,
+so it is compared with the row *fully sharded*. Versions: {versions}.
 
 torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
-torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, oneDNN compiles a kernel whenever an
-input matrix has a number of rows for which it has no kernel yet. This takes longer than the matrix product. In
-pseudoreal and torchtitan, the input matrix of an expert has one row for each token that the expert gets, so new numbers
-of rows are frequent. DeepSpeed pads the input matrices of all experts of a layer to the same number of rows, so new
-numbers of rows are less frequent."""
+torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products with
+the library oneDNN, which compiles a kernel for each new number of rows of an input matrix. The compilation takes longer
+than the matrix product. In pseudoreal and torchtitan, the input matrix of an expert has one row for each token that the
+expert gets, so new numbers of rows are frequent. DeepSpeed pads the input matrices of all experts of a layer to the
+same number of rows, so new numbers of rows are less frequent."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -166,10 +166,10 @@ One rank trains models that differ only in the number of experts of a layer. The
 size {growth.HIDDEN}, and train in float32, with one micro-batch in a step, and with blocks recomputed in the backward
 pass. In all models, each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}. So the matrix products
 take the same number of operations in all models, except for the router's product. One process has an engine for each
-model, and the engines take turns. A turn is a step with all of its updates. A ratio is the time with the number of
-experts of the column, divided by the time with {growth.COUNTS[0]} experts, as the median over {growth.TURNS} turns.
-Bold text in the first column names the home of the state and the tokens of a step. The losses have the same bits with
-all homes. On this machine, device and host are the same memory.
+model, and the engines take turns. A turn is a step with all of its updates. In each turn, the time with the number of
+experts of the column is divided by the time with {growth.COUNTS[0]} experts; the table shows the median of this ratio
+over {growth.TURNS} turns. Bold text in the first column names the home of the state and the number of tokens in a step.
+A model has the same losses, bit for bit, with all homes. On this machine, device and host are the same memory.
 
 *Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
 time of all other threads. These threads reduce gradients, update weights, copy units, and read and write the disk. If a
@@ -200,22 +200,22 @@ def flat_to(ratios: Sequence[float]) -> int:
 
 def _verdict(name: str, taken: Sequence[Taken]) -> str:
     whole, passes = ([figure(each, taken[0]) for each in taken] for figure in (ratio, passes_ratio))
-    return f"- {name}: {flat_to(whole):,} experts for the whole step, {flat_to(passes):,} experts for its passes alone."
+    return f"- {name}: up to {flat_to(whole):,} experts; for the passes alone, up to {flat_to(passes):,} experts."
 
 
 _FLAT = f"""\
-For each home and number of tokens, the list has the largest number of experts with which the whole step, or its passes
-alone, take at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts:"""
+For each home and number of tokens, the list shows up to how many experts a step takes at most {growth.MOST - 1:.0%}
+longer than with {growth.COUNTS[0]} experts. It shows the same for the passes alone:"""
 _WHY = """\
-With more experts than the list has, a step takes more than 15% longer than with 16 experts. With the state on device or
-host, most of the additional time is time of the passes. With the state on disk, the other threads and the disk itself
-add about as much time as the passes. The optimizer updates all experts in every step, so the time of the updates grows
-with the number of experts, but not with the number of tokens. The passes compute a separate matrix product for each
-expert. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs. Each step also
-writes gradients for all experts. In a profile of one layer with 8,192 tokens, the products took 0.33 s with 1,024
-experts, and 0.20 s with 16 experts. (The profile was made before the weights of experts were stacked in one tensor.)
-The router's softmax, and its choice of experts, took 0.05 s; the time of both grows with the number of experts. With
-more tokens in a micro-batch, these costs of many experts become a smaller part of a step."""
+With the next larger number of experts in the table, a step takes more than 15% longer than with 16 experts. With the
+state on device or host, most of the additional time is time of the passes. With the state on disk, the other threads
+and the disk itself add about as much time as the passes. The optimizer updates all experts in every step, so the time
+of the updates grows with the number of experts, but not with the number of tokens. The passes compute a separate matrix
+product for each expert. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs.
+Each step also writes gradients for all experts. A profile of one layer with 8,192 tokens was made before the weights of
+experts were stacked in one tensor. In this profile, the products took 0.33 s with 1,024 experts, and 0.20 s with 16
+experts. The router's softmax and choice of experts together took 0.05 s, and take longer with more experts. With more
+tokens in a micro-batch, these costs of many experts become a smaller part of a step."""
 
 
 # Section: routing.
@@ -225,12 +225,12 @@ def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
 The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
-one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, an
-expert accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other
-tokens. With top k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a
-token: one for each expert that accepts the token. A ratio is the time with top k divided by the time with prototypes,
-so above 1 prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first
-divided by the rows of this routing."""
+one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, all
+experts of a group would get equally many tokens of a sequence if the router spread them evenly. An expert accepts at
+most {routing.CAPACITY} times this number, and rejects the other tokens. With top k, no token is rejected. *Rows* is the
+mean number of rows that the experts of a layer compute for a token: one for each expert that accepts the token. A ratio
+is the time with top k divided by the time with prototypes. If a ratio is above 1, prototypes are faster. In the column
+*… for each row*, the time of the passes with each routing is first divided by the rows of this routing."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -262,8 +262,8 @@ is the figure divided by the figure of the loop. *Loop* computes the products of
 *Grouped* computes them by one call of `torch.nn.functional.grouped_mm`. If this call raises an error for a type, the
 table has the error. The benchmark fails unless the results of the loop and of the grouped product have the same bits.
 *Loop, new* is the first loop after the numbers of rows of the experts have changed. pseudoreal's engine uses the
-grouped product if torch has a grouped product for the type and the experts have no biases; otherwise it uses the
-loop."""
+grouped product if three conditions hold: torch has a grouped product for the type, the experts have no biases, and each
+row of the matrices has a multiple of 16 bytes. Otherwise, the engine uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

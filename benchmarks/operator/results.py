@@ -149,22 +149,33 @@ class Bar:
 
 
 BARS = (
-    Bar("requests about all jobs together, while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
+    Bar(
+        "total rate at which the operator sends requests about jobs to the API server while no job changes",
+        0.0,
+        "/s",
+        lambda r: sum(r.quiet.for_jobs.values()),
+    ),
     Bar("peak memory of the operator with 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
     Bar(
-        "time until a new operator has processed 5,000 live jobs",
+        "time from the start of a newly started operator until it has examined 5,000 running jobs",
         60.0,
         "s",
         lambda r: r.start_up.drained_seconds,
         at_most_jobs=True,
     ),
     Bar(
-        "times that a new operator lost the Lease while it started",
+        "number of times that a newly started operator lost the Lease during its start",
         0.0,
         "",
         lambda r: float(not r.start_up.lease_kept),
     ),
-    Bar("99th percentile of the time from a pod's end to the operator's reaction", 2.0, "s", lambda r: r.reaction.p99),
+    Bar(
+        "99th percentile of the time from the end of an execution's last pod until the operator creates the next Job or"
+        " reports the end of the job",
+        2.0,
+        "s",
+        lambda r: r.reaction.p99,
+    ),
 )
 
 _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
@@ -179,7 +190,10 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ),
     ("processor time of both operators together, s", lambda r: f"{r.processor_seconds:,.1f}"),
     ("seconds until all jobs train", lambda r: f"{r.flight.seconds:,.1f}"),
-    ("new operator: seconds until all jobs are processed", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
+    (
+        "new operator: seconds from its start until it has examined all jobs",
+        lambda r: f"{r.start_up.drained_seconds:,.1f}",
+    ),
     ("… processor time, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
     ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
     ("at a steady rate: jobs that finish per second", lambda r: f"{r.rate:g}"),
@@ -196,12 +210,14 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
 
 _TEXT = """\
 A real etcd, API server and controller manager run on one machine. The operator runs as a process on this machine, with
-the rights and the Lease that the chart gives it. Every job has two phases with a delink between them, and four pods in
-all. There are no nodes and no containers. Instead, a simulator of this project writes the status of each pod: first
-that the pod runs, and later that it has ended, with the termination message of a successful phase. (The program kwok,
-which also simulates pods, cannot write termination messages.) The pods send no reports to the operator. The benchmark
-reads the requests and their times from the API server's audit log. All programs share the machine's processors, so the
-operator gets only the processor time that the other programs leave.
+the rights that the chart gives it. As in a cluster, the operator holds a Lease, so that only one operator works at a
+time. Every job has two phases with a delink between them, and four pods in all. There are no nodes and no containers.
+Instead, a simulator of this project writes the status of each pod: first that the pod runs, and later that it has
+ended, with the termination message of a successful phase. (The program kwok, which also simulates pods, cannot write
+termination messages.) The pods send no reports to the operator. The benchmark reads the operator's requests and their
+times from the API server's audit log. *Requests about jobs* are all requests of the operator except watches and
+requests about the Lease. All programs share the machine's processors, so the operator gets only the processor time that
+the other programs leave.
 
 A measurement has five steps:
 
@@ -213,7 +229,8 @@ A measurement has five steps:
 
 When an execution ends, the operator's *reaction* is to create the next Job of the PseudoRealJob. After the last
 execution, the reaction is to write the status that reports the end of the PseudoRealJob. Figures "from its creation to
-its end" do not include the time in which the job only trains."""
+its end" do not include the time in which all jobs train and nothing changes. *p50* and *p99* are the 50th and the 99th
+percentile."""
 
 
 def claim(records: Sequence[Record]) -> Claim:
@@ -222,9 +239,10 @@ def claim(records: Sequence[Record]) -> Claim:
         subject="Many jobs at once",
         page=pages.OPERATOR.name,
         against="",
-        result=tuple(f"{bar.what}: {bar.worst(records)}" for bar in BARS if bar.is_reached(records)),
-        loses=tuple(
-            f"{bar.what}: {bar.worst(records)} (aim: {bar.shown(bar.limit)})"
+        result=tuple(f"the {bar.what} is {bar.worst(records)}" for bar in BARS if bar.is_reached(records)),
+        loses=(),
+        misses=tuple(
+            f"the {bar.what} is {bar.worst(records)}; the aim is at most {bar.shown(bar.limit)}"
             for bar in BARS
             if not bar.is_reached(records)
         ),
@@ -282,12 +300,13 @@ def _kinds(records: Sequence[Record]) -> str:
 
 def _measured(records: Sequence[Record]) -> str:
     lines = [
-        f"- {r.jobs:,} jobs: {r.date}, commit {r.commit}, {r.machine}; other programs took {r.others:.1f} processors."
+        f"- {r.jobs:,} jobs: {r.date}, commit {r.commit}, {r.machine}; other programs kept {r.others:.1f} cores busy."
         for r in records
     ]
     for r in (r for r in records if r.complaints is not None):
         said = ", ".join(f"{event} {count} times" for event, count in (r.complaints or {}).items())
-        lines.append(f"- Warnings and errors in the logs of the operators, {r.jobs:,} jobs: {said or 'none'}.")
+        warnings = f"these warnings and errors: {said}" if said else "no warnings and no errors"
+        lines.append(f"- With {r.jobs:,} jobs, the operators logged {warnings}.")
     busy = any(r.others > _QUIET for r in records)
     warning = "\n\n**The machine was not quiet**: do not quote seconds of these figures." if busy else ""
     return "Machines and dates:\n\n" + "\n".join(lines) + warning

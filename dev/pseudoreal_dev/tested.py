@@ -20,9 +20,9 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-{UNTRIED} marks what this project has built, but has never run on the machine or with the program that the row names.
-Only linters, schemas and tests with fakes have checked it, so expect mistakes. [Support](support.md) says where
-pseudoreal is meant to work."""
+In a row, {UNTRIED} means: this project has code for the machine or program that the row names, but the code has never
+run on this machine or with this program. Only linters, schemas and tests with fakes have checked this code, so expect
+mistakes. [Support](support.md) says where pseudoreal is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     (
@@ -77,17 +77,17 @@ def _machines(facts: Json) -> str:
     rows += [(_runner(name), "`make test-unit`, in a GitHub workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
         ("macOS", "`make run` trains examples/laptop.yaml as local processes", UNTRIED),
-        ("Windows", "nothing has run; the client may work, because it needs only Python", UNTRIED),
-        ("images for arm64", "a release would build these images", UNTRIED),
+        ("Windows", "nothing; the client may work there, because it needs only Python", UNTRIED),
+        ("arm64", "the images for arm64, which a release would build", UNTRIED),
     ]
-    return _section("Machines", ("machine", "what", "result"), rows)
+    return _section("Machines", ("machine", "what runs on it", "result"), rows)
 
 
 def _kubernetes(facts: Json) -> str:
     built = [
         (
             binaries.version(),
-            "all tests that use Kubernetes, and the demo, run on all components, with one node",
+            "the tests of the API, on the API server and the controllers; the tests on a cluster of one node; the demo",
             ["api-server", "cluster"],
         )
     ]
@@ -95,7 +95,7 @@ def _kubernetes(facts: Json) -> str:
         built.append(
             (
                 binaries.version(minor),
-                "the tests of the API run on the API server and the controllers, without nodes",
+                "the tests of the API, on the API server and the controllers, without nodes",
                 [f"api-server-{minor}"],
             )
         )
@@ -109,18 +109,18 @@ def _kubernetes(facts: Json) -> str:
         ("minikube, k3d, k3s", "the quickstart", UNTRIED),
         (
             "EKS, GKE, AKS, OpenShift",
-            "nothing has run; tests compare the rendered chart with OpenShift's rules",
+            "nothing; tests only compare the rendered chart with OpenShift's rules",
             UNTRIED,
         ),
     ]
-    return _section("Kubernetes", ("version", "what", "result"), rows)
+    return _section("Kubernetes", ("version", "what runs on it", "result"), rows)
 
 
 def _neighbours() -> str:
     rows = [
         (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
     ]
-    rows.append(("Volcano", "only its PodGroup", f"tests create PodGroups; its scheduler is {UNTRIED}"))
+    rows.append(("Volcano", "–", f"tests create its PodGroups; its scheduler is {UNTRIED}"))
     rows.append(
         (
             "Helm",
@@ -129,7 +129,7 @@ def _neighbours() -> str:
         )
     )
     rows.append(("PyTorch", _locked("torch"), "all tests of the trainer use it, on CPUs"))
-    return _section("Other programs", ("program", "version", "what"), rows)
+    return _section("Other programs", ("program", "version", "how this project has used it"), rows)
 
 
 def _accelerators() -> str:
@@ -137,17 +137,17 @@ def _accelerators() -> str:
         ("one GPU of NVIDIA", "`make test-gpu`, `make gpu-bundle`", _on_a_gpu()),
         (
             "NCCL, RDMA, several GPUs of a node",
-            "the same two commands; on CPUs, the tests use gloo in place of NCCL",
+            "the same two commands. The tests on CPUs use gloo in place of NCCL",
             UNTRIED,
         ),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
         (
             "publishing (`.github/workflows/release.yml`)",
-            "this workflow would publish images, charts and attestations",
+            "this workflow publishes images, charts and attestations",
             UNTRIED,
         ),
     ]
-    return _section("Accelerators and publishing", ("what", "what would run it", "result"), rows)
+    return _section("Accelerators and publishing", ("hardware or task", "what tests or does it", "result"), rows)
 
 
 def _on_a_gpu() -> str:
@@ -167,17 +167,24 @@ def _models(facts: Json) -> str:
     ]
     rows.append(
         (
-            "the jobs of ten trillion parameters in [examples](../examples)",
-            "10 T",
-            "`pseudoreal plan` plans them; they were not trained",
+            "two larger models, each trained for only a few steps of a benchmark",
+            "302.6 M, 1 B",
+            "[on CPUs](benchmarks/steps.md), [on a GPU](benchmarks/gpu.md)",
         )
     )
-    return _section("Sizes of models", ("the largest models that were trained", "parameters", "where"), rows)
+    rows.append(
+        (
+            "the jobs of ten trillion parameters in [examples](../examples)",
+            "10 T",
+            "nowhere; `pseudoreal plan` plans these jobs",
+        )
+    )
+    return _section("Sizes of models", ("model", "parameters", "where it was trained"), rows)
 
 
 def _times(facts: Json) -> str:
     rows = [(time["what"], _duration(time["seconds"]), time["machine"], time["date"]) for time in facts["times"]]
-    return _section("Times", ("command", "took", "machine", "measured on"), rows)
+    return _section("Times", ("command", "time", "machine", "measured on"), rows)
 
 
 def _result(facts: Json, parts: Sequence[str]) -> str:

@@ -60,9 +60,10 @@ _PANELS: tuple[tuple[str, Callable[[Life], float]], ...] = (
 
 _TEXT = f"""\
 This section compares three *stacks*: pseudoreal's operator and two operators of Kubeflow. The stacks run one after the
-other, each with its own API server, etcd and controller manager, without nodes. A simulator of this project writes the
-statuses of the pods, so that each pod runs for 5 s. The benchmark applies all jobs at the same time, and waits until
-they have ended. It reads the requests and their times from the API server's audit log.
+other, each with its own API server, etcd and controller manager, without nodes. There are no containers: a simulator of
+this project writes the statuses of the pods, as if each pod ran for 5 s. The benchmark applies all jobs at the same
+time, and waits until they have ended. The benchmark reads the requests of the controllers and their times from the API
+server's audit log.
 
 - *pseudoreal* has no limit of requests a second, and makes at most 16 reconcile passes at the same time. Its jobs have
   one phase, and so one set of pods, like the jobs of the other stacks. In the column *pseudoreal, two phases*, the jobs
@@ -74,39 +75,41 @@ they have ended. It reads the requests and their times from the API server's aud
   provides.
 
 The API server calls the webhooks that the manifests of Kubeflow's operators define. The controller manager, the
-training operator and JobSet may each send {CLIENT_LIMIT} requests a second. The Trainer may send 20 requests a second;
-no option changes this limit. All controllers have their default numbers of threads.
+training operator and JobSet may each send {CLIENT_LIMIT} requests a second to the API server. The Trainer may send 20
+requests a second; no option changes this limit. All controllers have their default numbers of threads.
 
-A *write* is a request that changes a job, its status or its children. Events and dry runs are counted as requests, but
-not as writes. Requests about Leases are counted neither as requests nor as writes. (When pseudoreal's operator first
-sees a PseudoRealJob, it makes a dry run of each Job of this PseudoRealJob.) A PyTorchJob ends when its master ends; the
-other kinds of jobs end when the last of their pods ends."""
+A *write* is a request that changes a job, its status or its children. Events, dry runs and refused requests are counted
+as requests, but not as writes. (When pseudoreal's operator first sees a PseudoRealJob, it makes a dry run of each Job
+of this PseudoRealJob.) Requests about Leases, and watches, are counted neither as requests nor as writes. A PyTorchJob
+ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
 
 
 _WHY = """\
 **Where the time goes.** The machine's processors limit how many jobs finish in a second, and the API server uses most
-of the processor time. A job of pseudoreal costs the API server more processor time than a job of the other stacks, for
-two reasons:
+of the processor time. When the tables were measured, a job of pseudoreal cost the API server more processor time than a
+job of the other stacks, for two reasons:
 
-- pseudoreal's operator keeps no copy of Jobs and pods. In each pass over a job of one phase, it reads the job, its Jobs
+- pseudoreal's operator kept no copy of Jobs and pods. In each pass over a job of one phase, it read the job, its Jobs
   and its pods from the API server. The operators of the other stacks read copies of these objects in their own memory.
-- A write of a PseudoRealJob's status costs more than a write of the other stacks' statuses. In a profile of the API
+  Since then, pseudoreal's operator keeps such copies, too, and [reads the API server only before some
+  decisions](../decisions/0036-passes-read-what-the-watches-told.md). The tables do not show the effect of this change.
+- A write of a PseudoRealJob's status cost more than a write of the other stacks' statuses. In a profile of the API
   server with 100 jobs on a quiet machine, these writes took 31 % of the API server's time, and CEL rules took half of
-  the time of these writes. At each write, the API server checks the rules of the whole object, even if only the status
-  has changed.
+  the time of these writes. At each write, the API server checked the rules of the whole object, even if only the status
+  had changed.
 
 On a busy machine, a write of a PseudoRealJob's status took 29 ms of the API server's processor time (median of three
-rounds of 30 writes). With only some of the rules, this write took less time: 19 ms with only the rules on changes, 19
-ms with only the rules on values, 13 ms with only the rules that do not look into the phases, and 11 ms without rules. A
-read of a PseudoRealJob took 2 ms of the API server's processor time. In all, a job of one phase takes 225 ms of the
-processor time of etcd, API server and controller manager. This time includes four writes of the status, in which rules
-take 70 ms together. So with cheaper rules alone, pseudoreal would not reach the aim for jobs a second. These figures
-were measured before the rules became [a policy](../decisions/0035-rules-are-a-policy.md). Now a write of a status takes
-1.03 times as much processor time as it would take without rules.
+rounds of 30 writes). Without any rules, this write took 11 ms. With only the rules on changes, or with only the rules
+on values, it took 19 ms. With only the rules that do not look into the phases, it took 13 ms. A read of a PseudoRealJob
+took 2 ms of the API server's processor time. In total, etcd, API server and controller manager take 225 ms of processor
+time for a job of one phase. This time includes four writes of the status; the rules of these four writes take 70 ms. So
+with cheaper rules alone, pseudoreal would not reach the aim for jobs a second. These figures were measured before the
+rules became [a policy](../decisions/0035-rules-are-a-policy.md). Now a write of a status takes 1.03 times as much
+processor time as it would take without rules.
 
-**Passes.** A change of pseudoreal's operator reduced the number of passes. Since the change, an event that repeats a
-state that the operator already knows causes no pass. The effect of the change was measured with 60 jobs of 2 pods, in
-two rounds. In each round, the version before the change, the version after it and the training operator took turns.
+**Passes.** A change of pseudoreal's operator reduced the number of passes. Since the change, an event causes no pass if
+it only repeats a state that the operator already knows. The effect of the change was measured with 60 jobs of 2 pods,
+in two rounds. In each round, the version before the change, the version after it and the training operator took turns.
 Other programs took 1.2 to 1.5 of the machine's 2 processors.
 
 | for a job, in the two rounds | before the change | after the change | training operator |
@@ -117,10 +120,10 @@ Other programs took 1.2 to 1.5 of the machine's 2 processors.
 | processor time of the operator, ms | 61, 65 | 51, 54 | 15, 14 |
 | processor time of the servers, ms | 259, 258 | 248, 243 | 93, 87 |
 
-After the change, a job of pseudoreal takes 7 % less processor time of operator and servers together than before the
-change, but still 2.8 to 2.9 times as much as a job of the training operator. So the aim for jobs a second is still not
-reached. The four writes of the status take the largest part of this processor time. The rounds do not compare jobs a
-second, because other programs left a different part of the processors to each version."""
+After the change, operator and servers together take 7 % less processor time for a job of pseudoreal than before the
+change. This is still 2.8 to 2.9 times as much as for a job of the training operator. So pseudoreal still misses the aim
+for jobs a second. The four writes of the status take the largest part of this processor time. The rounds do not compare
+jobs a second, because other programs left a different part of the processors to each version."""
 
 
 def section(results: Lives | None = None) -> str:
@@ -181,7 +184,10 @@ def _in_order(lives: Sequence[Life]) -> list[Life]:
 
 def _bars(results: Lives) -> str:
     lives, reporting = results.lives, results.reporting
-    faster = "jobs a second, divided by the jobs a second of the faster of Kubeflow's operators"
+    faster = (
+        "jobs that pseudoreal finishes in a second, divided by the jobs that the faster of Kubeflow's operators"
+        " finishes in a second"
+    )
     rows = [[faster, "at least 1.00×", _speed(lives)]]
     rows += [
         [f"writes for a job: {title}", f"at most {most}", _writes(lives, title, most)]
@@ -195,18 +201,19 @@ def _bars(results: Lives) -> str:
             _verdict(max((life.idle.writes for life in ours), default=0), 0, ""),
         ],
         [
-            f"peak memory with {MOST_JOBS:,} jobs",
+            f"peak memory of pseudoreal's operator with {MOST_JOBS:,} jobs",
             "at most 250 MB",
             _at_most_jobs(ours, lambda life: life.peak_bytes / _MB, 250, " MB"),
         ],
         [
-            f"share of a processor with {MOST_JOBS:,} finished jobs",
+            f"share of a processor that pseudoreal's operator uses with {MOST_JOBS:,} finished jobs",
             "at most 1 %",
             _at_most_jobs(ours, lambda life: 100 * life.idle.processor_share, 1, " %"),
         ],
     ]
     share = _verdict(100 * _share_of_most(reporting), 50, " %") if reporting else "not measured"
-    rows += [[f"share of a processor for the reports of a job of {MOST_JOBS:,} workers", "at most 50 %", share]]
+    reports = f"share of a processor that pseudoreal's operator uses for the reports of a job of {MOST_JOBS:,} workers"
+    rows += [[reports, "at most 50 %", share]]
     return markdown(["figure", "aim", "result"], rows)
 
 
@@ -221,10 +228,10 @@ def _reports(found: Reporting) -> str:
         f" each over its own connection. Together they send as many reports as {found.pods * REPORT_SECONDS:,.0f} pods"
         f" that send one every {REPORT_SECONDS:g} s. The operator accepted {found.reports_per_second:,.0f} reports a"
         f" second; {found.refused:,} reports were refused or lost. The operator used {found.processor_share:.0%} of a"
-        f" core, which is {found.milliseconds:.2f} ms of processor time for each report. It made"
+        f" core, which is {found.milliseconds:.2f} ms of processor time for each report. The operator made"
         f" {found.writes_per_minute:g} writes a minute, and its peak memory was {found.peak_bytes / _MB:,.0f} MB."
-        f" Computed from the processor time for one report, the reports of {MOST_JOBS:,} pods"
-        f" ({MOST_JOBS / REPORT_SECONDS:,.0f} a second) take {_share_of_most(found):.0%} of a core. Reports of"
+        f" A job of {MOST_JOBS:,} pods sends {MOST_JOBS / REPORT_SECONDS:,.0f} reports a second. According to the"
+        f" processor time for one report, these reports take {_share_of_most(found):.0%} of a core. Reports of"
         f" {MOST_JOBS:,} pods at the same time were not tried: each pod keeps a connection open, and the operator"
         f" accepts at most {MOST_CONNECTIONS:,} connections."
     )

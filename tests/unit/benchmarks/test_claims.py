@@ -13,7 +13,8 @@ CLAIM = Claim(
     page="steps.md",
     against="torch 2.15.0",
     result=("faster in 2 of 3 comparisons",),
-    loses=("1 of 3 comparisons",),
+    loses=("slower in 1 of 3 comparisons",),
+    misses=("the error is 30%; the aim is at most 20%",),
     measured="2026-11-26, at 0123abc, 2 cores",
     release="0.4.0.dev0",
     in_readme="2 of 3 comparisons",
@@ -59,19 +60,26 @@ def test_a_new_claim_takes_the_place_of_the_old_one_about_the_same_subject() -> 
     assert Record(claims=[CLAIM, other]).with_claims([new]).claims == [new, other]
 
 
-def test_a_claim_shows_results_losses_and_where_it_was_measured() -> None:
+def test_a_claim_shows_results_losses_missed_aims_and_where_it_was_measured() -> None:
     text = page(Record(claims=[CLAIM]))
     assert "## [A step](benchmarks/steps.md)" in text
     assert "- Faster in 2 of 3 comparisons." in text
-    assert "- **Loses**: 1 of 3 comparisons." in text
-    assert "2026-11-26, at 0123abc, 2 cores, release 0.4.0.dev0. Compared with torch 2.15.0." in text
+    assert "- **Loses**: slower in 1 of 3 comparisons." in text
+    assert "- **Misses an aim**: the error is 30%; the aim is at most 20%." in text
+    assert "Release 0.4.0.dev0 of pseudoreal was measured on 2026-11-26, at 0123abc, 2 cores." in text
+    assert "It was compared with torch 2.15.0." in text
     assert "†" not in text
+
+
+def test_the_name_of_the_project_stays_lower_case() -> None:
+    text = page(Record(claims=[CLAIM.model_copy(update={"result": ("pseudoreal is fast",)})]))
+    assert "- pseudoreal is fast." in text
 
 
 def test_copied_figures_are_marked_and_explained() -> None:
     text = page(Record(claims=[CLAIM.model_copy(update={"is_copied": True})]))
-    assert "release 0.4.0.dev0 †" in text
-    assert "Figures marked †" in text
+    assert "Release 0.4.0.dev0 † of pseudoreal" in text
+    assert "A † after the release" in text
 
 
 def test_a_section_replaces_the_section_of_the_same_title_alone() -> None:

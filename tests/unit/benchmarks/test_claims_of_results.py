@@ -64,8 +64,10 @@ def test_step_times_count_quiet_comparisons_by_peer() -> None:
     ]
     claim = step_times.claim(Results(machine=MACHINE, runs=runs))
     assert claim.in_readme == "faster than torch and DeepSpeed in 1 of 2 comparisons of a training step"
-    assert claim.result == (f"{claim.in_readme}, with factors of 2.00× to 2.00×",)
-    assert claim.loses == ("1 of 1 comparisons with DistributedDataParallel; the worst factor is 0.50×",)
+    assert claim.result == (f"pseudoreal is {claim.in_readme}, with factors of 2.00× to 2.00×",)
+    assert claim.loses == (
+        "pseudoreal is slower than *DistributedDataParallel* in 1 of 1 comparisons; the worst factor is 0.50×",
+    )
     assert claim.release == "0.4.0"
 
 
@@ -110,11 +112,15 @@ def test_steps_on_a_gpu_compare_the_same_settings_with_the_best_number_of_micro_
     assert claim is not None
     assert claim.in_readme == "3.00× to 3.00×"
     assert "the default settings" in claim.result[0]
-    assert "a step is 0.75× to 0.75× as fast" in claim.result[1]
+    assert "a step of pseudoreal is 0.75× to 0.75× as fast" in claim.result[1]
     assert claim.loses == (
-        "1 of 2 of these comparisons",
-        "predicted seconds of a step that are off by more than 20%: +50% (m, pseudoreal, Host, Global, 8 tokens)",
-        "host memory of a process: 3.0 GiB (pseudoreal, Global); fully_shard 2.0 GiB",
+        "pseudoreal is slower than fully_shard in 1 of these 2 comparisons",
+        "with the state on the host, a process of pseudoreal with the default settings takes 3.0 GiB of host memory; a"
+        " process of fully_shard takes 2.0 GiB",
+    )
+    assert claim.misses == (
+        "the predicted time of a step is 50% above the measured time (m, pseudoreal, Host, Global, 8 tokens); the aim"
+        " is a difference of at most 20%",
     )
     assert claim.measured == "2026-11-26, at commit 0123abcde, on one, 2 cores"
     assert claim_of(ours, *others) is None, "nothing was measured beside fully_shard with one micro-batch"
@@ -127,8 +133,10 @@ def test_predictions_count_those_near_and_name_the_worst() -> None:
     ]
     claim = predictions.claim(found, STAMP)
     assert claim.result == ("1 of 2 predictions of `pseudoreal plan` are within 20% of the measured time",)
-    assert claim.loses == ("the worst prediction is off by -50% (far)",)
-    assert predictions.claim(found[:1], STAMP).loses == ()
+    assert claim.misses == (
+        "the worst prediction is 50% below the measured time (row *far*); the aim is a difference of at most 20%",
+    )
+    assert predictions.claim(found[:1], STAMP).misses == ()
 
 
 def test_checkpoints_name_each_faster_save() -> None:
@@ -158,7 +166,7 @@ def test_checkpoints_name_each_faster_save() -> None:
         "an asynchronous save of pseudoreal stops training for 4 ms; saves of the other programs stop it for 500 ms or"
         " more",
     )
-    assert claim.loses == ("a synchronous save of pseudoreal takes 2.0 times as long as one with fast",)
+    assert claim.loses == ("a synchronous save of pseudoreal takes 2.0 times as long as a save with *fast*",)
 
 
 def test_data_separates_bars_that_are_reached_from_the_others() -> None:
@@ -176,12 +184,13 @@ def test_data_separates_bars_that_are_reached_from_the_others() -> None:
         machine=MACHINE, preparing=preparing, resident=resident, measured={"preparing": STAMP, "resident": STAMP}
     )
     claim = data_report.claim(results)
-    assert claim.result == ("memory that a data set of 10^12 samples adds to a rank: 50.0 MiB",)
+    assert claim.result == ("a data set of 10^12 samples adds 50.0 MiB to the memory of a rank",)
     assert (
-        "text prepared per second, compared with the tokenizer library alone: 50.0% (aim: at least 85.0%)"
-        in claim.loses
+        "pseudoreal prepares text at 50.0% of the speed of the tokenizer library alone; the aim is at least 85.0%"
+        in claim.misses
     )
-    assert "share of a step spent waiting for data: not measured (aim: less than 1.00%)" in claim.loses
+    waiting = "share of the time of steps in which pseudoreal waits for data"
+    assert f"{waiting}: not measured; the aim is less than 1.00%" in claim.misses
 
 
 def test_mixtures_compare_medians_of_steps_with_the_same_sharding() -> None:
@@ -200,8 +209,8 @@ def test_mixtures_compare_medians_of_steps_with_the_same_sharding() -> None:
     claim = steps_report.claim(
         MixtureResults(machine=MACHINE, beside=Beside(runs=runs, versions={"torch": "2", "deepspeed": "1"}))
     )
-    assert claim.result == (f"a step of pseudoreal is 0.80× to 2.00× as fast as one of {DEEPSPEED}",)
-    assert claim.loses == (f"1 of 2 comparisons with {DEEPSPEED}; the worst factor is 0.80×",)
+    assert claim.result == (f"a step of pseudoreal is 0.80× to 2.00× as fast as a step of *{DEEPSPEED}*",)
+    assert claim.loses == (f"pseudoreal is slower than *{DEEPSPEED}* in 1 of 2 comparisons; the worst factor is 0.80×",)
     assert claim.against == "deepspeed 1"
 
 

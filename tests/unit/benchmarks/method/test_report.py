@@ -42,8 +42,9 @@ class TestAnswers:
     def test_the_first_sentences_answer_for_each_kind_of_arm(self) -> None:
         """At ratio 4 sharing throughout, 0.15 above, is read on the curve of unshared training, and marked."""
         text = document(results(3), MARKS)
-        assert text.split("\n\n")[1].startswith(
-            "- **Dense: no. No delinked arm lies above unshared training and all con"
+        assert (
+            "\n- **Dense: no. At each cost ratio from 1 to 20, each delinked arm is slower than unshared training or"
+            " than a control.**\n" in text
         )
         _, ratio, delinked, grown, shared = next(
             row for row in text.splitlines() if row.startswith("| dense | 4")
@@ -91,7 +92,9 @@ class TestAnswers:
         ]
         text = document(wins, MARKS)
         assert re.search(
-            r"Dense: yes\. Above unshared training and all controls lie \*delinked at 30 %\* at cost ratios 1 to", text
+            r"Dense: yes\. Faster than unshared training, grown arms and arms shared throughout: \*delinked at 30 %\*"
+            r" at cost ratios 1 to",
+            text,
         )
 
     def test_a_bound_is_said(self) -> None:
@@ -103,8 +106,8 @@ class TestAnswers:
 
     def test_an_undecided_delinked_arm_is_open_and_not_below(self) -> None:
         text = document(results(1), MARKS)
-        assert "**Dense: no delinked arm is shown to lie above unshared training and all controls" in text
-        assert "; open: *delinked at 30 %* at cost ratios 1 to 20.**" in text
+        assert "**Dense: no delinked arm is shown to be faster than unshared training and all controls" in text
+        assert " The verdict is open for *delinked at 30 %* at cost ratios 1 to 20.**" in text
 
     def test_without_a_delinked_arm_seconds_are_open(self) -> None:
         text = document([one for one in results(3) if one.role == "tuning" or "delinked" not in one.arm], MARKS)
@@ -136,8 +139,10 @@ class TestRemedies:
             for one in curve("dense", name, seed, [9, 9, 3.1 + offset + seed * 1.002])
         ]
         text = document([*results(3), *rows], MARKS).partition("## What else was tried")[2].partition("\n## ")[0]
-        assert f"Lower loss than their base: *{self.NOISE}*. Higher loss than their base: *{self.RESET}*." in text
-        assert f" at equal tokens: none. Higher: *{self.NOISE}*, *{self.RESET}*. All other" in text
+        assert f"\n- Arms with a lower loss than their base: *{self.NOISE}*.\n" in text
+        assert f"\n- Arms with a higher loss than their base: *{self.RESET}*.\n" in text
+        assert "\n- Arms with a lower loss than unshared training: none.\n" in text
+        assert f"\n- Arms with a higher loss than unshared training: *{self.NOISE}*, *{self.RESET}*.\n" in text
         noise, reset = (line for line in text.splitlines() if line.startswith("| dense |"))
         assert noise.startswith(f"| dense | {self.NOISE} | delinked at 30 % | 4.0820 | −0.0190 (")
         assert "| +0.1220 (" in reset
@@ -240,9 +245,11 @@ def test_rates_at_the_edge_are_not_chosen() -> None:
 def test_phi_is_held_against_the_published_value() -> None:
     law, found = Law(1.8, 0.6, 0.35, 0.5, 0.4, 0.3), trials(results(1))
     inside = tables.fit(Fit(law, 0.2, 0.5, 15, 0.001), found)
-    assert "φ = 0.30 (0.20 to 0.50), beside 0.46 in arXiv 2604.21106; its interval contains that value" in inside
-    assert "its interval does not contain that value" in tables.fit(Fit(law, 0.2, 0.4, 15, 0.001), found)
-    assert "whether they differ cannot be said" in tables.fit(Fit(law, None, None, 15, 0.001), found)
+    assert (
+        "φ = 0.30 (95 % interval 0.20 to 0.50). The literature has φ = 0.46; the interval of the fit contains" in inside
+    )
+    assert "the interval of the fit does not contain this value" in tables.fit(Fit(law, 0.2, 0.4, 15, 0.001), found)
+    assert "it cannot be said whether the two values differ" in tables.fit(Fit(law, None, None, 15, 0.001), found)
     assert re.search(r"\| 1 \| 0 % \| 0 % \| 0 %: 1\.00, 30 %: 0\.\d\d \| 0 %: 1\.00, 30 %: 0\.87 \|", inside)
 
 
