@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
-from pseudoreal_api.spec.optimizer import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer, ProductFormat
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
@@ -28,12 +28,12 @@ def final_loss(
     moments: torch.dtype = torch.float32,
     gradients: torch.dtype = torch.float32,
     *,
-    float8: bool = False,
+    products: ProductFormat = "Compute",
 ) -> float:
     """Return the validation loss after the last step, in nats per byte.
 
     `rate`: learning rate of a step, counted from 0. `seed`: seed of the weights and of the samples. `validated`: number
-    of sequences of the validation. `float8`: whether products of blocks have operands in float8.
+    of sequences of the validation. `products`: format of the operands of products in blocks.
     """
     book = torch.from_numpy(np.frombuffer(_BOOK.read_bytes(), np.uint8).astype(np.int64))
     training, validation = book[: len(book) * 9 // 10], book[len(book) * 9 // 10 :]
@@ -50,7 +50,14 @@ def final_loss(
     layout = replace(layout_of(work, 1, "Host", 2), clipping="Global")
     with TemporaryDirectory() as folder:
         engine = make_engine(
-            work, ranks, layout, Path(folder), moments=moments, optimizer=optimizer, gradients=gradients, float8=float8
+            work,
+            ranks,
+            layout,
+            Path(folder),
+            moments=moments,
+            optimizer=optimizer,
+            gradients=gradients,
+            products=products,
         )
         for step, batch in enumerate(batches):
             engine.train(Batch((batch,)), Training(_SEQUENCES * _LENGTH, rate(step), stop=False), step)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from pseudoreal_api.spec.optimizer import Clipping, Optimizer
+from pseudoreal_api.spec.optimizer import Clipping, Optimizer, ProductFormat
 from pseudoreal_api.spec.phase import Home, Sharing, StateSharding
 from pseudoreal_trainer.engine.blueprint import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
@@ -71,7 +71,7 @@ def make_engine(
     optimizer: Optimizer | None = None,
     gradients: torch.dtype = torch.float32,
     *,
-    float8: bool = False,
+    products: ProductFormat = "Compute",
 ) -> Engine:
     """Return an engine with one block per layer, like the other stacks, and with their optimizer if none is given."""
     layers = work.model.layers
@@ -89,7 +89,7 @@ def make_engine(
         compiled=False,
         offload_directory=folder,
         seed=work.seed,
-        float8=float8,
+        products=products,
     )
     engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):

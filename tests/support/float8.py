@@ -37,10 +37,12 @@ def nearest(values: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def round_rows(rows: Tensor) -> Tensor:
+def round_rows(rows: Tensor, block: int | None = None) -> Tensor:
     """Return the rows [n, k] rounded to e4m3 numbers times the row's scale: the smallest power of two with all
     magnitudes of row / scale at most 448. Scaled rows are rounded to float32 before e4m3, as in torch's conversion of
-    float64."""
+    float64. `block`: number of neighbouring elements of a row with one scale; None: all."""
+    if block is not None:
+        return torch.cat([round_rows(part) for part in rows.split(block, dim=1)], dim=1)
     found = rows.detach().double().numpy()
     powers = [2.0 ** ceil(log2(most / 448)) if (most := float(np.abs(row).max(initial=0))) else 1.0 for row in found]
     scales = np.array(powers)[:, None]
@@ -49,31 +51,36 @@ def round_rows(rows: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
+        ctx.block = block
         rows = inputs.reshape(-1, inputs.shape[-1])
-        return F.linear(round_rows(rows), round_rows(weight), bias).reshape(*inputs.shape[:-1], -1)
+        return F.linear(round_rows(rows, block), round_rows(weight, block), bias).reshape(*inputs.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
-        of_inputs = round_rows(rows) @ round_rows(weight.T.contiguous()).T
+        of_inputs = round_rows(rows, ctx.block) @ round_rows(weight.T.contiguous(), ctx.block).T
         of_weight = rows.T @ inputs.reshape(-1, inputs.shape[-1])
-        return of_inputs.reshape(inputs.shape), of_weight, rows.sum(0)
+        return of_inputs.reshape(inputs.shape), of_weight, rows.sum(0), None
 
 
-def round_products(model: nn.Module) -> None:
-    """Make the linear layers in the blocks of a plain model, but not their routers, multiply in float8."""
+def round_products(model: nn.Module, products: str) -> None:
+    """Make the linear layers in the blocks of a plain model, but not their routers, multiply in the format
+    `products`."""
+    if products == "Compute":
+        return
+    block = {"Float8": None, "MXFP8": 32}[products]
     for name, module in model.named_modules():
         if type(module) is nn.Linear and name.startswith("blocks."):
-            _replace(module)
+            _replace(module, block)
 
 
-def _replace(module: nn.Linear) -> None:
+def _replace(module: nn.Linear, block: int | None) -> None:
     def forward(inputs: Tensor) -> Tensor:
         bias = module.bias if module.bias is not None else torch.zeros(module.out_features, dtype=inputs.dtype)
-        out: Tensor = _Linear.apply(inputs, module.weight, bias)
+        out: Tensor = _Linear.apply(inputs, module.weight, bias, block)
         return out
 
     module.forward = forward  # type: ignore[method-assign, assignment]

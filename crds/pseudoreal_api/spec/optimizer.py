@@ -10,8 +10,11 @@ from pseudoreal_api.wire.contract import Since
 ClippingMode = Literal["Global", "PerUnit", "None"]
 GradientFormat = Literal["Master", "BFloat16"]
 MomentFormat = Literal["Master", "BFloat16", "Float8"]
+ProductFormat = Literal["Compute", "Float8", "MXFP8"]
 MOMENT_BLOCK = 16
 """Number of elements of a block of moments with the format Float8."""
+PRODUCT_BLOCK = 32
+"""Neighbouring numbers of a row that share a scale in MXFP8; the last block of a row may have fewer."""
 TensorGroup = Literal["Embedding", "Head", "Attention", "FeedForward", "Experts", "Router", "Norms", "Biases"]
 
 
@@ -164,12 +167,12 @@ class Precision(ApiModel):
         " BFloat16: the sum is rounded to the nearest before norm and update, with the same bits in every layout."
         " BFloat16 halves the bytes of gradients on the way to host or disk, and there.",
     )
-    products: Annotated[Literal["Compute", "Float8"], Since(4)] = Field(
+    products: Annotated[ProductFormat, Since(4)] = Field(
         "Compute",
         description="products is the number format of the operands of matrix products in blocks. Compute: the format"
-        " compute. Float8: e4m3, with a power of two for each row; on devices without such products, the rounded"
-        " numbers are multiplied in the format compute. Routed experts, routers, embedding, head, and gradients of"
-        " weights are multiplied in the format compute.",
+        " compute. Float8: e4m3, with a power of two for each row. MXFP8: e4m3, with a power of two for each 32"
+        " numbers of a row. On devices without such products, the rounded numbers are multiplied in the format compute."
+        " Routed experts, routers, embedding, head, and gradients of weights are multiplied in the format compute.",
     )
     kernels: Annotated[Literal["Fastest", "Deterministic"], Since(4)] = Field(
         "Fastest",

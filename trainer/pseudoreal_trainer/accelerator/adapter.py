@@ -52,6 +52,11 @@ class Adapter:
         """Return whether `torch.nn.functional.scaled_mm` multiplies float8 matrices with scaled rows on the device."""
         return False
 
+    def can_multiply_mxfp8(self) -> bool:
+        """Return whether `torch.nn.functional.scaled_mm` multiplies float8 matrices with scaled blocks of 32 numbers on
+        the device."""
+        return False
+
     def can_group(self, _: torch.dtype) -> bool:
         """Return whether `torch.nn.functional.grouped_mm` multiplies matrices of this type on the device."""
         return False

@@ -56,6 +56,9 @@ class CudaAdapter(Adapter):
         # AMD's GPUs have another format of float8, whose largest number is smaller.
         return torch.version.hip is None and torch.cuda.get_device_capability(self.device) >= (8, 9)
 
+    def can_multiply_mxfp8(self) -> bool:
+        return torch.version.hip is None and torch.cuda.get_device_capability(self.device) >= (10, 0)
+
     def can_group(self, dtype: torch.dtype) -> bool:
         return dtype is torch.bfloat16 and torch.cuda.get_device_capability(self.device) >= (8, 0)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import ProductFormat
 
 from pseudoreal_trainer.plan.units import Unit
 
@@ -30,6 +31,6 @@ class Blueprint:
     """Seed of the random bits that round moments."""
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
-    float8: bool = False
-    """Whether the linear layers of attention, MLPs and shared experts multiply in float8 (`model.float8`). Routers and
-    routed experts never do."""
+    products: ProductFormat = "Compute"
+    """Format of the operands of products in the linear layers of attention, MLPs and shared experts (`model.float8`).
+    Routers and routed experts never multiply in float8."""

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pseudoreal_trainer.engine.activation_offload import ActivationOffload
 from pseudoreal_trainer.engine.blueprint import Blueprint
@@ -21,7 +21,7 @@ from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.model.experts import RouterStatistics
-from pseudoreal_trainer.model.float8 import float8_linear
+from pseudoreal_trainer.model.float8 import linear_of
 from pseudoreal_trainer.model.head import logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
@@ -69,7 +69,7 @@ class StepExecutor:
     ) -> None:
         self._blueprint, self._groups, self._layout = blueprint, groups, groups.layout
         self._streams, self._trace = streams, trace
-        linear = float8_linear(groups.device, blueprint.compute) if blueprint.float8 else nn.Linear
+        linear = linear_of(blueprint.products, groups.device, blueprint.compute)
         modules = Modules(blueprint.model, store.units, blueprint.compute, compiled=blueprint.compiled, linear=linear)
         self.modules = modules
         self._copies = Copies(store, groups, streams, trace)

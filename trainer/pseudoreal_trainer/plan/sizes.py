@@ -6,7 +6,7 @@ from typing import Literal
 
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import MOMENT_BLOCK as BLOCK
-from pseudoreal_api.spec.optimizer import GradientFormat, MomentFormat
+from pseudoreal_api.spec.optimizer import GradientFormat, MomentFormat, ProductFormat
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Leg
@@ -65,8 +65,8 @@ class Sizes:
     """Format in which moments are kept."""
     gradients: GradientFormat = "Master"
     """Format to which summed gradients are rounded."""
-    rounds_operands: bool = False
-    """True if operands of products in blocks are rounded to float8."""
+    products: ProductFormat = "Compute"
+    """Format to which operands of products in blocks are rounded."""
     uses_muon: bool = False
     """True if Muon updates the matrices of attention, feed-forward parts and experts."""
 

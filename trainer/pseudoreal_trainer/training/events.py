@@ -104,9 +104,10 @@ def _document_attention(engine: Engine) -> str | None:
 
 def _float8_products(engine: Engine) -> str | None:
     """Return how products in float8 are computed, and why; None without such products."""
-    if not engine.blueprint.float8:
+    products = engine.blueprint.products
+    if products == "Compute":
         return None
-    obstacle = float8.obstacle(engine.groups.device, engine.blueprint.compute)
+    obstacle = float8.obstacle(products, engine.groups.device, engine.blueprint.compute)
     return "by the device" if obstacle is None else f"of rounded numbers in the compute dtype: {obstacle}"
 
 

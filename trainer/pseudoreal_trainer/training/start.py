@@ -165,7 +165,7 @@ def open_engine(
         compiled=uses_compiler(config, ranks),
         offload_directory=Path(config.offload_directory),
         end_of_document=end_of_document,
-        float8=config.precision.products == "Float8",
+        products=config.precision.products,
     )
     folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
     trace = Trace(ranks.rank, folder)

@@ -1,6 +1,7 @@
 """Products in float8 against the format's definition."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from pseudoreal_trainer.model import float8
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.float8 import (
     Float8Linear,
+    MXFP8Linear,
     ScaledFloat8Linear,
-    float8_linear,
+    ScaledMXFP8Linear,
+    linear_of,
     multiply_scaled,
     obstacle,
     rounded,
+    rounded_blocks,
 )
 from pseudoreal_trainer.model.rotary import rotary
 from torch import Tensor, nn
@@ -43,6 +47,16 @@ def test_rows_are_rounded_to_the_nearest_number(dtype: torch.dtype) -> None:
     assert torch.equal(rounded(rows), round_rows(rows))
     middles = torch.tensor([[448.0, *[(a + b) / 2 for a, b in pairwise(NUMBERS)]]]).to(dtype)
     assert torch.equal(rounded(middles), torch.from_numpy(nearest(middles.double().numpy())).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 96, 100])
+def test_each_block_of_a_row_has_a_scale_of_its_own(length: int, dtype: torch.dtype) -> None:
+    magnitudes = 10.0 ** torch.linspace(-6, 6, length, dtype=torch.float64)
+    rows = (_drawn(5, length) * magnitudes).to(dtype)
+    found = rounded_blocks(rows)
+    assert torch.equal(found, round_rows(rows, block=32))
+    assert length <= 32 or not torch.equal(found, round_rows(rows))
 
 
 @pytest.mark.parametrize("most", [448.0, 449.0, 447.0, 224.0, 1.0, 1.75, 1.76])
@@ -88,6 +102,45 @@ def test_a_device_gets_the_first_matrix_by_rows_and_the_second_by_columns(monkey
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
 
 
+def test_a_device_gets_the_scales_of_blocks_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles are those of cuBLAS ("1D Block Scaling Factors Layout"): 512 scales of 128 rows and 4 blocks, the scale
+    of row r and block b at byte (r % 32) * 16 + (r // 32) * 4 + b; tiles are in the order of rows, then blocks."""
+    calls = list[str]()
+
+    def in_rows(scales: Tensor, rows: int, blocks: int) -> Tensor:
+        assert scales.dtype == torch.float8_e8m0fnu
+        flat, found = scales.float(), torch.empty(rows, blocks)
+        for row in range(rows):
+            for block in range(blocks):
+                tile = row // 128 * (blocks // 4) + block // 4
+                found[row, block] = flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4]
+        return found.repeat_interleave(32, dim=1)
+
+    def multiply(
+        left: Tensor, right: Tensor, of_left: Tensor, _: object, of_right: Tensor, *__: object, **says: Any
+    ) -> Tensor:
+        calls.append(says["swizzle_a"].name)
+        assert left.stride(1) == right.stride(0) == 1
+        assert left.dtype == right.dtype == torch.float8_e4m3fn
+        (n, k), m = left.shape, right.shape[1]
+        of_left, of_right = in_rows(of_left, n, k // 32), in_rows(of_right, m, k // 32)
+        return ((left.float() * of_left) @ (right.float().t() * of_right).t()).to(says["output_dtype"])
+
+    monkeypatch.setattr("torch.nn.functional.scaled_mm", multiply)
+    layer, inputs = ScaledMXFP8Linear(256, 128, dtype=torch.bfloat16), _drawn(256, 256, dtype=torch.bfloat16)
+    magnitudes = 10.0 ** torch.linspace(-3, 3, 256).to(torch.bfloat16)
+    inputs = (inputs * magnitudes * magnitudes[:, None]).requires_grad_()
+    on_cpu = MXFP8Linear(256, 128, dtype=torch.bfloat16)
+    on_cpu.load_state_dict(layer.state_dict())
+    out, expected = layer(inputs), on_cpu(inputs)
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-6 * float(expected.detach().abs().max()))
+    of_rows = torch.testing.assert_close
+    of_rows(*(torch.autograd.grad(one.sum(), inputs)[0] for one in (out, expected)), rtol=2**-6, atol=2**-6)
+    assert calls == ["SWIZZLE_32_4_4"] * 2
+    layer(inputs[:100])
+    assert len(calls) == 2, "rows that fill no tile are multiplied by the rounded numbers"
+
+
 def test_zeros_stay_zeros_and_numbers_that_are_not_finite_stay_so() -> None:
     assert torch.equal(rounded(torch.zeros(2, 3)), torch.zeros(2, 3))
     for bad in (float("nan"), float("inf")):
@@ -124,8 +177,11 @@ def test_a_linear_layer_rounds_both_operands_of_its_output_and_of_the_gradient_o
 
 def test_a_cpu_multiplies_the_rounded_numbers() -> None:
     cpu = torch.device("cpu")
-    assert obstacle(cpu, torch.bfloat16) == "the device has no products in float8"
-    assert float8_linear(cpu, torch.bfloat16) is Float8Linear
+    assert obstacle("Float8", cpu, torch.bfloat16) == "the device has no products in float8 with scaled rows"
+    assert obstacle("MXFP8", cpu, torch.bfloat16) == "the device has no products in float8 with scaled blocks"
+    assert linear_of("Compute", cpu, torch.bfloat16) is nn.Linear
+    assert linear_of("MXFP8", cpu, torch.bfloat16) is MXFP8Linear
+    assert linear_of("Float8", cpu, torch.bfloat16) is Float8Linear
     layer, inputs = Float8Linear(32, 16, bias=False, dtype=torch.bfloat16), _drawn(4, 32, dtype=torch.bfloat16)
     assert torch.equal(layer(inputs), rounded(inputs).mm(rounded(layer.weight).t()))
 
@@ -133,11 +189,12 @@ def test_a_cpu_multiplies_the_rounded_numbers() -> None:
 def test_a_device_with_products_in_float8_computes_them_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Adapter, "can_multiply_float8", lambda _: True)
     device = torch.device("cpu", 7)  # its obstacle is not known to the other tests
-    assert obstacle(device, torch.float32) == (
+    assert obstacle("Float8", device, torch.float32) == (
         "products in float8 have bfloat16 results, and the phase computes in torch.float32"
     )
     monkeypatch.setattr(float8, "obstacle", lambda *_: None)
-    assert float8_linear(device, torch.bfloat16) is ScaledFloat8Linear
+    assert linear_of("Float8", device, torch.bfloat16) is ScaledFloat8Linear
+    assert linear_of("MXFP8", device, torch.bfloat16) is ScaledMXFP8Linear
 
 
 @pytest.mark.parametrize(("features", "rows"), [(40, 4), (32, 0)])
@@ -147,7 +204,7 @@ def test_sizes_that_a_device_refuses_are_multiplied_as_rounded_numbers(features:
     assert torch.equal(multiply_scaled(left, right), rounded(left).mm(rounded(right).t()))
 
 
-@pytest.mark.parametrize("linear", [Float8Linear, ScaledFloat8Linear])
+@pytest.mark.parametrize("linear", [ScaledFloat8Linear, MXFP8Linear])
 @pytest.mark.parametrize("is_output_read", [True, False])
 def test_a_compiled_block_is_one_graph(
     linear: type[Float8Linear], is_output_read: bool, monkeypatch: pytest.MonkeyPatch

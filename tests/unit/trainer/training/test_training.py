@@ -220,7 +220,8 @@ def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, 
     ("products", "told"),
     [
         ("Compute", None),
-        ("Float8", "of rounded numbers in the compute dtype: the device has no products in float8"),
+        ("Float8", "of rounded numbers in the compute dtype: the device has no products in float8 with scaled rows"),
+        ("MXFP8", "of rounded numbers in the compute dtype: the device has no products in float8 with scaled blocks"),
     ],
 )
 def test_start_of_a_phase_says_how_products_in_float8_are_computed(

@@ -6,7 +6,7 @@ from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
 from pseudoreal_api.resolved.layers import MODULAR, has_cross_stage_weights
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, possible_context_ranks
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, divisors, possible_context_ranks
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
@@ -108,7 +108,7 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
 
 
 def _divisors(number: int, most: int) -> list[int]:
-    return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]
+    return [divisor for divisor in divisors(number) if divisor <= most]
 
 
 def _shardings(data: int) -> Iterator[tuple[int, StateSharding]]:

@@ -14,6 +14,8 @@ bytes.
 from dataclasses import dataclass
 from functools import cached_property
 
+from pseudoreal_api.spec.optimizer import PRODUCT_BLOCK
+
 from pseudoreal_trainer.plan.memory.saved_tensors import SavedTensors, Table, total
 from pseudoreal_trainer.plan.memory.tensors import Tensors
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
@@ -91,16 +93,18 @@ class AutogradMemory(SavedTensors):
     @property
     def _rounded_operands(self) -> int:
         """Upper bound of the bytes of a product's operands while they are rounded to float8: both operands of the
-        largest product, and as much again while they are scaled."""
-        if not self.sizes.rounds_operands:
+        largest product, and as much again while they are scaled. In MXFP8, rows are first filled up to whole blocks,
+        and one more copy may have the blocks of a transposed matrix."""
+        if self.sizes.products == "Compute":
             return 0
         model = self.sizes.model
         dense = model.shared_expert if self._is_mixture else model.feed_forward
         outputs = [model.query_size, *([dense.size] if dense is not None else [])]
-        hidden, tokens = model.hidden_size, self.tokens
+        block, copies = (PRODUCT_BLOCK, 3) if self.sizes.products == "MXFP8" else (1, 2)
+        hidden, *sizes = (-(-size // block) * block for size in (model.hidden_size, *outputs))
         return max(
-            2 * self._tensors.of(tokens * max(hidden, size) + hidden * size, self.sizes.compute_bytes)
-            for size in outputs
+            copies * self._tensors.of(self.tokens * max(hidden, size) + hidden * size, self.sizes.compute_bytes)
+            for size in sizes
         )
 
     @cached_property

@@ -87,6 +87,6 @@ def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1, device_me
         masks_documents=config.data.documents.masking == "IntraDocument",
         moments=config.optimizer.moments,
         gradients=config.precision.gradients,
-        rounds_operands=config.precision.products == "Float8",
+        products=config.precision.products,
         uses_muon=config.optimizer.algorithm == "Muon",
     )

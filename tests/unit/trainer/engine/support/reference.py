@@ -100,8 +100,7 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=SEED, dtype=dtype)
-    if case.products == "Float8":
-        round_products(model)
+    round_products(model, case.products)
     # Biases of experts are stacked, and so have two dimensions.
     beginnings = tuple(f"{name.lower()}." for name in case.exclusions)
     excluded = [p for n, p in model.named_parameters() if n.startswith(beginnings) or n.endswith(".bias")]
@@ -167,8 +166,7 @@ def round_gradients(model: Transformer, case: Case) -> None:
 def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     """Return the sum of the losses of the first batch, in nats."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
-    if case.products == "Float8":
-        round_products(model)
+    round_products(model, case.products)
     load_into(model, weights)
     pairs = _pairs(case, batch_of(case, 0).flatten(0, 1))
     sums = [F.cross_entropy(model(i).flatten(0, 1), wanted.flatten(), reduction="sum") for i, wanted in pairs]

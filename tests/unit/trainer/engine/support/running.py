@@ -259,7 +259,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
         offload_directory=folder / "disk",
         seed=SEED,
         end_of_document=end,
-        float8=case.products == "Float8",
+        products=case.products,
     )
     trace = Trace(ranks.rank)
     trace.is_recording = True

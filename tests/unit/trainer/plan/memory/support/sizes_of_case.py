@@ -17,6 +17,6 @@ def sizes_of(case: Case) -> Sizes:
         masks_documents=case.documents,
         moments=case.moments,
         gradients=case.gradients,
-        rounds_operands=case.products == "Float8",
+        products=case.products,
         uses_muon=case.algorithm == "Muon",
     )
