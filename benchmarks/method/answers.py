@@ -12,8 +12,8 @@ interval over the seeds.
 
 The sign † marks an arm that ends with a higher loss than unshared training, on average over the seeds. If an arm ends
 with a higher loss at a seed, its speed-up at this seed is computed at another loss, the final loss of the arm. Unshared
-training reaches this loss before its end. So a speed-up with † does not say when, or whether, the arm reaches the final
-loss of unshared training.
+training reaches this final loss of the arm before unshared training ends. So a speed-up with † does not say when, or
+whether, the arm reaches the final loss of unshared training.
 
 The *state* of the layers is their weights and the moments of the optimizer. If the state is not kept on the device, a
 step moves the bytes of the state through the device while it computes. So the *cost* of a step is the time of its

@@ -26,8 +26,9 @@ _PARTS = {
 """Part of the results -> its words in the section."""
 _TEXT = """In each part of this section, the compared programs (*stacks*), models or kinds of routing take turns. So if
 other programs ran on the machine, they slowed all compared steps by about the same factor. Therefore quote the ratios,
-not the seconds. *Processor* is processor time: the time during which threads of the process ran on a core. Other
-programs lengthen the processor time only because they use the same caches and memory."""
+not the seconds. *Processor* is processor time: the time during which threads of the process ran on a core. The time in
+which a thread waits for a core does not count. So other programs can lengthen the processor time only by competing for
+the caches and the memory."""
 
 
 def section(results: Results, images: Path = IMAGES) -> str:
