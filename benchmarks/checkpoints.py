@@ -347,7 +347,7 @@ def claim(found: Measured, stamp: machine.Stamp) -> Claim:
         against=", ".join(one.way for one in others),
         result=(
             f"an asynchronous save of pseudoreal stops training for {1000 * still:.0f} ms; saves of the other programs"
-            f" stop it for {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
+            f" stop training for {1000 * min(one.stall_seconds for one in others):.0f} ms or more",
         ),
         loses=tuple(
             f"a synchronous save of pseudoreal takes {slower / one.seconds:.1f} times as long as a save with"
@@ -379,18 +379,19 @@ def section() -> str:
     )
     return f"""## Saving and loading
 
-One rank trains the [larger model](steps.md#larger-model). Its state has {found.bytes / 2**20:.0f} MiB and is on the
-host. A step takes {found.step_seconds:.2f} s. pseudoreal saves the state through a buffer of {BUFFER_BYTES >> 20} MiB.
-During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*), training waits. Times are
-medians of {_SAVES} saves. *Extra memory* is the largest growth of the resident memory of the process during the saves.
+One rank trains the [larger model](steps.md#larger-model). The state of this model has {found.bytes / 2**20:.0f} MiB and
+is on the host. A step of training takes {found.step_seconds:.2f} s. pseudoreal saves the state through a buffer of
+{BUFFER_BYTES >> 20} MiB. During an asynchronous save (*Async*), training continues; during a synchronous save (*Sync*),
+training waits. Times are medians of {_SAVES} saves. *Extra memory* is the largest growth of the resident memory of the
+process during the saves.
 
 | save | until on disk, s | training stands still, s | {share} | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-When pseudoreal saves, it computes a digest of each file. When it loads a file, it computes the digest again and
-compares it with the saved digest. For comparison, the benchmark copied the saved files by `cp` and `sync`, and read
-them by `cat` to `/dev/null`:
+When pseudoreal saves, it computes a digest of each file. When pseudoreal loads a file, it computes the digest again and
+compares this digest with the saved digest. For comparison, the benchmark copied the saved files by `cp` and `sync`, and
+read them by `cat` to `/dev/null`:
 
 - A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s to copy
   the same files, so the save has {save_rate:.0%} of the throughput of the copy.

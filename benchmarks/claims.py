@@ -75,10 +75,11 @@ _HEAD = """# Benchmarks
 Each section sums up a page of tables; the heading of the section links to that page. The programs of the benchmarks
 compute all figures, and write this page and the pages of tables. All figures were measured on two CPU cores with small
 models, except in the section about a GPU. A factor is the speed of pseudoreal divided by the speed of the compared
-program. At 0.83×, for instance, pseudoreal is slower. A name in italics is the name of a row in the tables. **Loses**
-marks a comparison in which pseudoreal is worse than the compared program. **Misses an aim** marks a figure that does
-not reach an aim of this project. A plus after a commit means that the measured working tree had changes that the commit
-lacks. [Another page](method.md) shows whether pseudo-to-real training pays."""
+program. If a factor is below 1, pseudoreal is slower. A name in italics is the name of a row or a column in the tables.
+**Loses** marks a comparison in which pseudoreal is worse than the compared program. **Misses an aim** marks a figure
+that does not reach an aim of this project. A plus after a commit means that the measured working tree had changes that
+the commit lacks. [Does pseudo-to-real training pay?](method.md) compares the losses of models that were trained in
+different ways."""
 _COPIED = """\
 A † after the release of a section means that the raw results of this section were not kept. The figures of the
 section were copied from its tables."""

@@ -19,10 +19,10 @@ _METHOD = f"""## Step times beside torch and DeepSpeed
 
 The tables show the time of one training step in float32 on {RANKS} ranks. Each rank has one thread, and the ranks
 communicate by gloo over loopback. The compared programs are called *stacks*. In all rows except *not sharded* and
-*DistributedDataParallel*, the stack shards weights, gradients and optimizer state over the ranks. All stacks start with
-the same weights, and train on the same batches with AdamW, without clipping. The relative difference between the losses
-of two stacks in the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is the number of
-micro-batches in a step.
+*DistributedDataParallel*, the stack of the row shards weights, gradients and optimizer state over the ranks. All stacks
+start with the same weights, and train on the same batches with AdamW, without clipping. The relative difference between
+the losses of two stacks in the same step must be at most {TOLERANCE:g}; otherwise the benchmark fails. n is the number
+of micro-batches in a step.
 
 In each round, the stacks run one after the other, each in fresh processes. A cell shows the median over the timed steps
 of all rounds, and the quartiles in square brackets. If the distance between the quartiles is more than
@@ -31,12 +31,12 @@ distance as a share of the median, and no comparison uses the cell.
 
 - **pseudoreal**: this project's engine. The name of a row says whether the state of the units is on the device, on the
   host, or on disk.
-- **fully_shard**: FSDP2, a part of torch. It is applied to each block and to the whole model. Gradients are reduced
-  once in a step, with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: each rank keeps the
-  weights that it gathered in the forward pass until the backward pass. So the rank needs more memory, but does not
-  gather the weights a second time for the backward pass. *Offload* is `CPUOffloadPolicy`.
-- **DistributedDataParallel**: a part of torch that shards neither weights nor gradients nor optimizer state. So it is
-  compared with the row *not sharded*, which is pseudoreal with `stateSharding: None`.
+- **fully_shard**: FSDP2, a part of torch. The benchmark applies fully_shard to each block and to the whole model.
+  Gradients are reduced once in a step, with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: each
+  rank keeps the weights that it gathered in the forward pass until the backward pass. So the rank needs more memory,
+  but does not gather the weights a second time for the backward pass. *Offload* is `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch that shards neither weights nor gradients nor optimizer state. So
+  *DistributedDataParallel* is compared with the row *not sharded*, which is pseudoreal with `stateSharding: None`.
 - **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. With
   *offload*, parameters and optimizer state are on the host.
 
@@ -102,8 +102,10 @@ def _heading(name: str, model: BenchmarkModel) -> str:
         f"### {name.capitalize()} model\n\nThe model has {millions:.1f} M parameters: {spec.layers} layers of hidden"
         f" size {spec.hidden_size} and feed-forward size {spec.feed_forward.size}. A step has {model.sequences}"
         f" sequences of {spec.sequence_length:,} bytes."
-        + "".join(f" With n = {n}, it has {RANKS * n} sequences: one for each rank in each micro-batch." for n in more)
-        + f" Each stack runs in {_counted(effort.rounds, 'round')}. In each round, it trains"
+        + "".join(
+            f" With n = {n}, a step has {RANKS * n} sequences: one for each rank in each micro-batch." for n in more
+        )
+        + f" Each stack runs in {_counted(effort.rounds, 'round')}. In each round, the stack trains"
         f" {_counted(effort.warm_up, 'step')} for warm-up and then {effort.timed} timed steps."
     )
 

@@ -44,7 +44,8 @@ other programs disturbed the measurement. Then the cell shows "not quiet" and th
 and no comparison uses the cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack
 in this row. If the factor is above 1, pseudoreal is faster."""
 
-_AIMS = """This project has aims for the figures in this table. The parts below the table explain the figures."""
+_AIMS = """This project has aims for the figures in the following table. The sections below the table explain these
+figures."""
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,11 @@ def _preparing(found: Preparing) -> str:
 
 The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents, as JSON lines. The tokenizer is a
 byte-level BPE of {found.vocabulary:,} tokens. The times in the table do not include the training of the tokenizer,
-which took {found.train_seconds:.1f} s. Each stack runs on one processor with one thread. *{OURS}* is the work of the
+which took {found.train_seconds:.1f} s. Each stack runs on one processor with one thread. The row *{OURS}* shows the
 command `pseudoreal data prepare`: the command reads, encodes, shuffles and writes the text, and computes digests. The
-time of this row includes the start of the process that encodes the text. *{ALONE}* is the library that the command
-calls to encode text. In this row, the library encodes texts that are already in memory, and the benchmark discards the
-tokens.
+time of this command includes the start of the process that encodes the text. The row *{ALONE}* shows the library that
+the command calls to encode text. Here, the benchmark calls the library for texts that are already in memory, and
+discards the tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -232,11 +233,11 @@ def _reading(found: Reading) -> str:
     return f"""### Windows at random
 
 A *window* is a sample of {found.window:,} consecutive tokens. Each stack reads windows at random places of a file of
-{found.file_bytes / 2**30:.2g} GiB with two bytes for each token. The stack returns batches of 64 windows, converted to
-32-bit numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm turn, the
-file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache (`posix_fadvise`,
-DONTNEED). If the machine is virtual, the physical machine that runs it may still have the file in a cache. The versions
-of the compared packages are {versions}.
+{found.file_bytes / 2**30:.2g} GiB, which has two bytes for each token. The stack returns batches of 64 windows,
+converted to 32-bit numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm
+turn, the file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache
+(`posix_fadvise`, DONTNEED). If the machine is virtual, the physical machine that runs it may still have the file in a
+cache. The versions of the compared packages are {versions}.
 
 - *{OURS}* reads each window as one piece of the file, wherever documents begin and end.
 - *{ORDERED}* also computes the random order of the windows during the turn. The stacks of all other rows get a list of
@@ -253,12 +254,13 @@ of the compared packages are {versions}.
 def _resident(found: Resident) -> str:
     return f"""### Memory of a rank
 
-A process imports everything that a rank imports. Then it opens a mixture of two sources with {found.samples:.2e}
-samples of {found.sequence} tokens. The data set has {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this
-project's format. The shards are sparse files, which take no room on the disk. The process reads the {found.batch:,}
-samples of each step, first for {found.steps:,} steps from the start of the first epoch on, and then for {found.steps:,}
-steps from the last step of this epoch on. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB
-after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
+A process imports everything that a rank imports. Then the process opens a data set that mixes two sources (sets of
+token files), with {found.samples:.2e} samples of {found.sequence} tokens. The data set has
+{found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format. The shards are sparse files, which
+take no room on the disk. A step has {found.batch:,} samples. The process reads the samples of the first {found.steps:,}
+steps of the first epoch, and then the samples of {found.steps:,} steps that begin with the last step of the first
+epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by
+{found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -274,10 +276,11 @@ def _losses(found: Losses) -> str:
     return f"""### Loss of large vocabularies
 
 The table shows the time and the memory that the final norm, the head and the loss take, including all of their
-gradients, for {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes the logits of one
-chunk of tokens at a time, as in training. *{WHOLE}* calls `F.linear` and `F.cross_entropy` on all tokens at once. The
-benchmark fails if the losses of the two stacks, or the norms of their gradients, differ by more than {TOLERANCE:g}
-(relative). The memory is the peak, without the memory of the weights and of the input.
+gradients, for {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes logits and loss for a
+part of the tokens at a time (a chunk), as in training. *{WHOLE}* calls `F.linear` and `F.cross_entropy` on all tokens
+at once. The benchmark fails if the losses of the two stacks, or the norms of their gradients, differ by more than
+{TOLERANCE:g} (relative). The memory is the peak during the computation, without the memory of the weights and of the
+input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
 
@@ -303,7 +306,7 @@ same weights as pseudoreal, and has all samples in memory. In {found.steps} step
 {found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
 {found.apart:.1e} (relative); the benchmark fails if they differ by more than {TOLERANCE:g}. In the median turn,
 pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps; in the worst turn, during
-{max(found.waited):.3%}. Both shares include the first step of the turn.
+{max(found.waited):.3%}. The waiting and the time include the first step of the turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 

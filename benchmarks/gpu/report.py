@@ -58,7 +58,14 @@ def _files(source: Path) -> dict[str, bytes]:
 def examined(path: Path) -> str:
     """Return the section of the doctor's findings."""
     rows = [f"| {one.check} | {one.outcome} | {one.text} |" for one in Findings.validate_json(path.read_bytes())]
-    return "\n".join(["## The machine", "", "| check | outcome | finding |", "| --- | --- | --- |", *rows])
+    return "\n".join(["## The machine", "", _DOCTOR, "", "| check | outcome | finding |", "| --- | --- | --- |", *rows])
+
+
+_DOCTOR = """\
+The [doctor](../gpus.md#try-a-machine-in-ten-minutes) made these checks of the machine. The finding of *driver* has the
+index of the GPU, its name, the version of the driver, the memory, and the generation and width of the PCIe link. The
+finding of *products* has the time of a product of matrices. The finding of *repeated steps* compares steps with
+deterministic kernels with the same steps with the usual kernels."""
 
 
 def section(path: Path = GPU) -> str:
@@ -71,24 +78,24 @@ def section(path: Path = GPU) -> str:
 
 
 _TEXT = f"""One rank trains in bfloat16 with float32 master weights and AdamW, on sequences of 2,048 tokens. Blocks are
-recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both start
-with the same weights, and train on the same batches. *Global* and *PerUnit* are modes of clipping: *Global* limits the
-norm of the whole gradient, *PerUnit* limits the norm of the gradient of each unit. *tokens* is the number of tokens of
-a step, and n is the number of micro-batches of a step. Times are medians of {TIMED} steps, with the quartiles in
-brackets.
+recomputed in the backward pass. The compared programs (*stacks*) are pseudoreal and torch's fully_shard. Both programs
+start with the same weights, and train on the same batches. *Global* and *PerUnit* are modes of clipping: *Global*
+limits the norm of the whole gradient, *PerUnit* limits the norm of the gradient of each unit. *tokens* is the number of
+tokens of a step, and n is the number of micro-batches of a step. Times are medians of {TIMED} steps, with the quartiles
+in brackets.
 
 - *hidden*: the share of the time of copies between host and device during which kernels also run.
-- *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of its forecast, relative to
-  the measured value. *pinned*: the pinned host memory, as rounded up by torch's allocator.
+- *device*: the peak of the memory that tensors take on the GPU. In brackets is the error of the forecast of this peak,
+  relative to the measured peak. *pinned*: the pinned host memory, which torch's allocator rounds up.
 - *forecast*: the milliseconds of a step that `pseudoreal plan` predicts from speeds measured in the same run. In
-  brackets is the error of this forecast.
+  brackets is the error of this forecast, relative to the measured time.
 - *host*: the peak of the resident memory of the process. With *Speculative* (`clipping.updates: Speculative`), the
   process keeps a second copy of the state.
 - Gradients are clipped only if their norm is above 100, so few steps are clipped.
-- With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It copies all weights to the
-  device again for each micro-batch, so it is also timed with a single micro-batch. With one rank, fully_shard copies on
-  the CUDA stream of the passes, so almost no kernels run during these copies. (With several ranks, fully_shard copies
-  weights before the passes need them.)
+- With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. Then fully_shard copies all
+  weights to the device again for each micro-batch, so fully_shard is also timed with a single micro-batch. With one
+  rank, fully_shard copies on the CUDA stream of the passes, so almost no kernels run during these copies. (With several
+  ranks, fully_shard copies weights before the passes need them.)
 - DeepSpeed and plain torch were not timed. With the state on the device, plain torch may be faster than fully_shard.
 - The model *1B* has 1.0 billion parameters, and the model *4B* has 4.0 billion. The vocabulary has 256 tokens, so that
   the head takes little time. While CPU threads of the stacks wait, they sleep and do not spin
@@ -107,7 +114,8 @@ def claim(found: Results) -> Claim | None:
         return None
     results = [
         f"with {_NAMES[settings]} and the state on the host, a step of pseudoreal is {_range(of_settings)} as fast as a"
-        " step of fully_shard on the same batch; each program has its own best number of micro-batches"
+        " step of fully_shard on the same batch; each program runs with the number of micro-batches that is fastest for"
+        " it"
         for settings, of_settings in by_settings.items()
         if of_settings
     ]

@@ -32,20 +32,21 @@ REPORT = Path("docs/method.md")
 CHANGES = Path(__file__).with_name("changes.md")
 
 _READING = """\
-Each line of the picture shows the speed-up in seconds of an arm, with its 95 % interval as a band. An arm with one seed
-has no band. A line is dashed if the arm ends with a higher loss than unshared training (†), or if only a bound of its
-speed-up is known. A line rises as long as real steps wait for bytes and pseudo steps do not. It stops rising at the
-cost ratio at which moving the bytes of a pseudo step takes as long as the computing of this step. At higher cost
-ratios, pseudo steps wait for bytes, too. So more waiting makes real and pseudo steps slower by the same factor, and the
-speed-up does not change.
+The picture has a panel for each study. Each line shows the speed-up in seconds of an arm, with its 95 % interval as a
+band. An arm with one seed has no band. A line is dashed if the arm ends with a higher loss than unshared training (†),
+or if only a bound of its speed-up is known. The line of an arm that shares weights rises as long as real steps wait for
+bytes and pseudo steps do not. The line stops rising at the cost ratio at which moving the bytes of a pseudo step takes
+as long as the computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. So more waiting makes
+real and pseudo steps slower by the same factor, and the speed-up does not change.
 
-On this page, the cost of a step is a share of the cost of a step of unshared training. It is the larger of two numbers.
-The first number is the share of operations, divided by the cost ratio. (The share of operations is the number of
-operations of the step, divided by the number of operations of a step of unshared training.) The second number is the
-share of bytes: the number of bytes of the state, divided by the number of bytes of the state in unshared training. Both
-shares count the layers alone, without embedding and head. If embedding and head were counted, too, a phase with few
-layers would save less time. For instance, for the job of 124 M parameters in the table below, the planner predicts that
-a step with 4 of 12 layers takes 0.67 times as long as a real step. The layers alone would give 0.33 times.
+This page states the cost of a step as a share of the cost of a step of unshared training. This share of the cost is the
+larger of two numbers. The first number is the share of operations, divided by the cost ratio. (The share of operations
+is the number of operations of the step, divided by the number of operations of a step of unshared training.) The second
+number is the share of bytes: the number of bytes of the state, divided by the number of bytes of the state in unshared
+training. Both shares count the layers alone, without embedding and head. With embedding and head, a phase with few
+layers saves less time than the layers alone suggest. For instance, for the job of 124 M parameters in the table below,
+the planner predicts that a step with 4 of 12 layers takes 0.67 times as long as a real step. The share of operations of
+the layers alone is 0.33.
 
 The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine. For
 a mark, the cost ratio is the seconds of a step of the last phase, divided by the seconds of a step of the first phase.
@@ -61,16 +62,16 @@ _SETTING = """\
   treatments, this trigger and a state on disk."""
 _RATES = """\
 Separate trainings chose the peak learning rate of each arm. They have another seed than the compared trainings, and
-read other documents. The table has the validation losses of these separate trainings. First, trainings with half of the
-full budget compare several rates. Then trainings with the full budget compare the best of these rates with lower rates.
-The rate with the lowest loss at the full budget is chosen; its loss is bold.
+read other documents. The table has the validation losses of the separate trainings. First, separate trainings with half
+of the full budget compare several rates. Then trainings with the full budget compare the best of these rates with lower
+rates. The rate with the lowest loss at the full budget is chosen; this loss is bold.
 
 Some arms are not in the table, because they take the rate of another arm. An arm that is delinked at 10 % or 50 % takes
 the rate of the arm that is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
 _REMEDIES = """\
 The literature names changes of the first phase, and of the transition to the next phase, that may lower the final loss.
-The trials tried these changes on one arm of each study, the *base*. Each change was planned with three seeds. Some
-changes need an explanation:
+The trials tried each change on one arm of each study, the *base* of the change. Each change was planned with three
+seeds. Some changes need an explanation:
 
 - *Rates of each phase, warmed up again*: the first phase has the peak learning rate of the arm that is shared
   throughout. The second phase has the peak learning rate of unshared training. At the start of the second phase, the
@@ -83,16 +84,18 @@ changes need an explanation:
 - *All but norms shared*, *blocks but routers and norms*: in the first phase, all layers share one block, but each layer
   has its own norms, and its own router if it has experts.
 
-A job cannot share weights as in the last two items of the list. So a plain PyTorch loop trains these arms
-(`benchmarks/method/plain.py`)."""
+A job cannot share weights as in the last two items of the list. So a plain PyTorch loop trains the arms of these two
+items (`benchmarks/method/plain.py`)."""
 _MEMORY = """\
 In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do not compare
 the losses of two arms; compare the columns of differences. A *difference at equal tokens* is the final loss of an arm
 minus the final loss of unshared training with the same seed, as the mean over the seeds. A difference *at equal
-operations* is the final loss of the arm minus another loss of unshared training. Unshared training has this other loss
-after as many operations as the arm needs for its whole training. Differences *at equal bytes* and *at equal seconds*
-are computed in the same way. How much an arm costs differs from arm to arm. So compare a cell of these columns with 0,
-and not with the cell of another arm.
+operations* is the final loss of the arm minus the loss that unshared training has after as many operations as the whole
+training of the arm. Differences *at equal bytes* and *at equal seconds* are computed in the same way, with bytes and
+seconds in place of operations. Arms have different costs, so these three columns compare each arm with unshared
+training at a different number of tokens. So compare a cell of these columns only with 0, and not with the cell of
+another arm. In a column of losses, a dash means that the arm was not trained with this budget. In a column of
+differences, a dash means that the whole training of the arm costs less than unshared training with its smallest budget.
 
 A *stage* is a phase of an arm. A *share* is a number of operations or bytes divided by the same number for unshared
 training; it counts the layers alone, without embedding and head. The state of a layer is its float32 master weights and
@@ -237,10 +240,11 @@ def _trend(slopes: dict[Study, dict[str, Trend | str]], scale: Scale) -> Iterato
     yield (
         "A *difference* is the final loss of an arm minus the final loss of unshared training with the same seed and"
         " as many tokens. The table has the mean difference at each size of model, and the slope of a line through"
-        " the differences at all sizes. With two sizes, the line always goes through both mean differences. So the"
-        " interval of its slope shows only how much the seeds differ. Peak learning rates were chosen at width"
-        f" {scale.tuned_width} only. Models of another width train with the same rates, which may not be the best rates"
-        " for these models. So do not extrapolate the lines to larger models."
+        " the differences at all sizes, over the logarithm of the number of parameters. With two sizes, the line always"
+        " goes through both mean differences. So the interval of the slope shows only how much the results of the seeds"
+        f" differ. Peak learning rates were chosen at width {scale.tuned_width} only. Models of another width train"
+        " with the same rates, which may not be the best rates for these models. So do not extrapolate the lines to"
+        " larger models."
     )
     yield tables.trends(slopes)
     if _lines(slopes):
@@ -277,8 +281,8 @@ def _dates(results: Sequence[Result]) -> Iterator[str]:
         yield (
             "`make bench-method` trains the arms of the plan that are not trained yet, and writes this page. The"
             f" trainings of this page ran {days}, with the programs of these commits: {joined(_commits(results))}. A"
-            " plus after a commit means that, in some of its trainings, files differed from the commit. The losses of"
-            f" all trainings are in [data/{RESULTS.name}](data/{RESULTS.name})."
+            " plus after a commit means that files of the working tree differed from the commit in some trainings. The"
+            f" losses of all trainings are in [data/{RESULTS.name}](data/{RESULTS.name})."
         )
 
 

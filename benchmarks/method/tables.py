@@ -173,9 +173,9 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     alone = f"\n- Arms with one seed, whose differences have no interval: {named(single)}." if single else ""
     return (
         "The following table has the final loss of each changed arm. It also has two differences with their 95 %"
-        " intervals: this loss minus the final loss of the base, and this loss minus the final loss of unshared"
-        " training with as many tokens. A difference is decided if its interval does not contain zero. The decided"
-        " differences are:\n\n"
+        " intervals: the final loss of the changed arm minus the final loss of its base, and the final loss of the"
+        " changed arm minus the final loss of unshared training with as many tokens. A difference is decided if its"
+        " interval does not contain zero. The decided differences are:\n\n"
         f"- Arms with a lower loss than their base: {named(better)}.\n"
         f"- Arms with a higher loss than their base: {named(worse)}.\n"
         f"- Arms with a lower loss than unshared training: {named(ahead)}.\n"
@@ -196,8 +196,9 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
         " law, the loss L after D tokens is L = E + A (r^φ N)^−α + B D^−β. Here, N is the number of parameters of all"
         " distinct blocks together, and r is the number of layers that use each block. So a block that r layers use is"
         f" worth as much as r^φ blocks that are used by one layer each. The law was fitted to {found.points} losses of"
-        " unshared training and of arms shared throughout, each the mean over the seeds. The root mean square error of"
-        f" the fit is {found.residual:.4f} nats. The fit gives φ = {law.phi:.2f}{edge} ({ends}). The literature has"
+        " unshared training and of arms shared throughout; each of these losses is a mean over the seeds. The root mean"
+        f" square error of the fit is {found.residual:.4f} nats. The fit gives φ = {law.phi:.2f}{edge} ({ends}). The"
+        " literature has"
         f" φ = {PUBLISHED}; {_published(found)}. The other constants are E = {law.irreducible:.3f},"
         f" A = {law.capacity:.3f} with N in units of 100,000 parameters, α = {law.alpha:.3f}, B = {law.data:.3f} with D"
         f" in units of 1,000,000 tokens, and β = {law.beta:.3f}."
@@ -229,8 +230,8 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
         f"The table below is for models of {own.parameters:,} parameters whose layers share one block before the"
         " delink. A percentage says after which share of the tokens the model is delinked; 0 % means unshared training."
         " The best delink is the delink with the highest speed-up in seconds. By the law, the speed-up was computed for"
-        ' each whole percentage up to 99 %. So a best delink at 99 % means "as late as possible". In trials, the'
-        f" speed-up was measured with delinks at {tried}."
+        ' each whole percentage up to 99 %. So a best delink at 99 % means "as late as possible". The measured'
+        f" speed-ups come from trials with delinks at {tried}: their tokens are measured, their seconds are computed."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

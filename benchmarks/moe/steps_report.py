@@ -104,11 +104,11 @@ thread, and the ranks communicate by gloo over loopback. Each rank has half of a
 has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers of
 experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
 batches with AdamW, and keep activations. In each step, the losses of two stacks differ by at most {apart} (relative).
-The benchmark fails if they differ by more than {most}. n is the number of micro-batches in a step. There are
-{cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in this row, divided
-by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed's ZeRO-2 shards gradients and
-optimizer state, so it is compared with the row *gradients sharded*. torchtitan's fully_shard also shards the weights,
-so it is compared with the row *fully sharded*. Versions: {versions}.
+The benchmark fails if these losses differ by more than {most}. n is the number of micro-batches in a step. Each stack
+runs in {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in this row,
+divided by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed's ZeRO-2 shards gradients
+and optimizer state, so it is compared with the row *gradients sharded*. torchtitan's fully_shard also shards the
+weights, so it is compared with the row *fully sharded*. Versions: {versions}.
 
 torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
 torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products with
@@ -163,19 +163,20 @@ def _growth(found: dict[str, list[Taken]]) -> list[str]:
     parameters = [f"{2 * growth.LAYERS * n * growth.HIDDEN * growth.EXPERT_SIZE / 1e6:,.0f} M" for n in growth.COUNTS]
     text = f"""### Steps against the number of experts
 
-One rank trains models that differ only in the number of experts of a layer. They have {growth.LAYERS} layers of hidden
-size {growth.HIDDEN}, and train in float32, with one micro-batch in a step, and with blocks recomputed in the backward
-pass. In all models, each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}. So the matrix products
-take the same number of operations in all models, except for the router's product. One process has an engine for each
-model, and the engines take turns. A turn is a step with all of its updates. In each turn, the time with the number of
-experts of the column is divided by the time with {growth.COUNTS[0]} experts; the table shows the median of this ratio
-over {growth.TURNS} turns. Bold text in the first column names the home of the state and the number of tokens in a step.
-A model has the same losses, bit for bit, with all homes. On this machine, device and host are the same memory.
+One rank trains models that differ only in the number of experts of a layer. All these models have {growth.LAYERS}
+layers of hidden size {growth.HIDDEN}. They train in float32, with one micro-batch in a step, and blocks are recomputed
+in the backward pass. In all models, each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}. So the
+matrix products take the same number of operations in all models, except for the router's product. One process has an
+engine for each model, and the engines take turns. A turn is a step with all of its updates. For each turn, the time of
+the model of the column is divided by the time of the model with {growth.COUNTS[0]} experts; the table shows the median
+of this ratio over {growth.TURNS} turns. Bold text in the first column names the home of the state and the number of
+tokens in a step. A model has the same losses, bit for bit, with all homes. On this machine, device and host are the
+same memory.
 
 *Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
 time of all other threads. These threads reduce gradients, update weights, copy units, and read and write the disk. If a
-second core is free, they run at the same time as the passes. *Passes* and *others* are seconds per step. They do not
-include the time in which threads wait for the disk."""
+second core is free, the other threads run at the same time as the passes. *Passes* and *others* are seconds per step,
+without the time in which threads wait for the disk."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -206,17 +207,18 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
 
 _FLAT = f"""\
 For each home and number of tokens, the list shows up to how many experts a step takes at most {growth.MOST - 1:.0%}
-longer than with {growth.COUNTS[0]} experts. It shows the same for the passes alone:"""
+longer than with {growth.COUNTS[0]} experts. Then it shows up to how many experts the passes alone take at most
+{growth.MOST - 1:.0%} longer:"""
 _WHY = """\
 With the next larger number of experts in the table, a step takes more than 15% longer than with 16 experts. With the
 state on device or host, most of the additional time is time of the passes. With the state on disk, the other threads
 and the disk itself add about as much time as the passes. The optimizer updates all experts in every step, so the time
 of the updates grows with the number of experts, but not with the number of tokens. The passes compute a separate matrix
-product for each expert. With 64 times as many experts, each product has 64 times fewer rows, but the same fixed costs.
+product for each expert. With 64 times as many experts, each product has one 64th of the rows, but the same fixed costs.
 Each step also writes gradients for all experts. A profile of one layer with 8,192 tokens was made before the weights of
 experts were stacked in one tensor. In this profile, the products took 0.33 s with 1,024 experts, and 0.20 s with 16
 experts. The router's softmax and choice of experts together took 0.05 s, and take longer with more experts. With more
-tokens in a micro-batch, these costs of many experts become a smaller part of a step."""
+tokens in a micro-batch, the additional costs of many experts become a smaller part of a step."""
 
 
 # Section: routing.
@@ -226,12 +228,13 @@ def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
 The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
-one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, all
-experts of a group would get equally many tokens of a sequence if the router spread them evenly. An expert accepts at
-most {routing.CAPACITY} times this number, and rejects the other tokens. With top k, no token is rejected. *Rows* is the
-mean number of rows that the experts of a layer compute for a token: one for each expert that accepts the token. A ratio
-is the time with top k divided by the time with prototypes. If a ratio is above 1, prototypes are faster. In the column
-*… for each row*, the time of the passes with each routing is first divided by the rows of this routing."""
+one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, an
+expert accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other
+tokens. (The even share is the number of tokens of the sequence, divided by the number of experts of a group.) With top
+k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one for each
+expert that accepts the token. A ratio is the time with top k divided by the time with prototypes. If a ratio is above
+1, prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first divided by
+the rows of this routing."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -260,11 +263,12 @@ Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expe
 this expert, which has {products.OUTPUTS} by {products.INPUTS} elements. One thread computes the forward and the
 backward pass of all these products. Figures are processor milliseconds, medians of {products.TURNS} turns; in brackets
 is the figure divided by the figure of the loop. *Loop* computes the products of the experts one after the other.
-*Grouped* computes them by one call of `torch.nn.functional.grouped_mm`. If this call raises an error for a type, the
-table has the error. The benchmark fails unless the results of the loop and of the grouped product have the same bits.
-*Loop, new* is the first loop after the numbers of rows of the experts have changed. pseudoreal's engine uses the
-grouped product if three conditions hold: torch has a grouped product for the type, the experts have no biases, and each
-row of the matrices has a multiple of 16 bytes. Otherwise, the engine uses the loop."""
+*Grouped* computes them by one call of `torch.nn.functional.grouped_mm`. If this call raises an error for a type of
+number, the table has the message of the error. The benchmark fails unless the results of the loop and of the grouped
+product have the same bits. *Loop, new* is the first loop after the numbers of rows of the experts have changed.
+pseudoreal's engine uses the grouped product if three conditions hold: torch has a grouped product for this type of
+number, the experts have no biases, and each row of the matrices has a multiple of 16 bytes. Otherwise, the engine uses
+the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

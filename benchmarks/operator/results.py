@@ -213,24 +213,24 @@ A real etcd, API server and controller manager run on one machine. The operator 
 the rights that the chart gives it. As in a cluster, the operator holds a Lease, so that only one operator works at a
 time. Every job has two phases with a delink between them, and four pods in all. There are no nodes and no containers.
 Instead, a simulator of this project writes the status of each pod: first that the pod runs, and later that it has
-ended, with the termination message of a successful phase. (The program kwok, which also simulates pods, cannot write
-termination messages.) The pods send no reports to the operator. The benchmark reads the operator's requests and their
-times from the API server's audit log. *Requests about jobs* are all requests of the operator except watches and
-requests about the Lease. All programs share the machine's processors, so the operator gets only the processor time that
-the other programs leave.
+ended, with the termination message of a successful phase. (The program kwok, which also simulates pods, was not used,
+because it cannot write termination messages.) The pods send no reports to the operator. The benchmark reads the
+operator's requests and their times from the API server's audit log. *Requests about jobs* are all requests of the
+operator except watches and requests about the Lease. All these programs share the machine's processors. So the operator
+gets only the processor time that etcd, the API server, the controller manager and the simulator leave.
 
 A measurement has five steps:
 
 1. The benchmark applies all jobs, and waits until all of them train.
-2. For a while, all jobs train, and nothing changes.
-3. The benchmark stops the operator, and starts another operator.
+2. For some time, all jobs train, and no job changes.
+3. The benchmark stops the operator, and starts a new operator.
 4. The simulator lets some jobs finish, one after the other at a steady rate.
 5. The simulator lets more jobs finish, all at the same time.
 
 When an execution ends, the operator's *reaction* is to create the next Job of the PseudoRealJob. After the last
-execution, the reaction is to write the status that reports the end of the PseudoRealJob. Figures "from its creation to
-its end" do not include the time in which all jobs train and nothing changes. *p50* and *p99* are the 50th and the 99th
-percentile."""
+execution, the reaction is to write the status that reports the end of the PseudoRealJob. Figures of a job "from its
+creation to its end" do not include the time in which all jobs train and no job changes. *p50* and *p99* are the 50th
+and the 99th percentile."""
 
 
 def claim(records: Sequence[Record]) -> Claim:

@@ -20,9 +20,9 @@ UNTRIED = "**untried**"
 _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tools, requirements and the workflows. -->
 # What has run where
 
-In a row, {UNTRIED} means: this project has code for the machine or program that the row names, but the code has never
-run on this machine or with this program. Only linters, schemas and tests with fakes have checked this code, so expect
-mistakes. [Support](support.md) says where pseudoreal is meant to work."""
+In a row, {UNTRIED} means: this project has code for the machine, program or task that the row names, but nobody has
+run this code there. Only linters, schemas and tests with fakes have checked the code of such a row, so expect mistakes.
+[Support](support.md) says where pseudoreal is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     (
@@ -77,8 +77,8 @@ def _machines(facts: Json) -> str:
     rows += [(_runner(name), "`make test-unit`, in a GitHub workflow", UNTRIED) for name in _matrix("ci", "unit", "os")]
     rows += [
         ("macOS", "`make run` trains examples/laptop.yaml as local processes", UNTRIED),
-        ("Windows", "nothing; the client may work there, because it needs only Python", UNTRIED),
-        ("arm64", "the images for arm64, which a release would build", UNTRIED),
+        ("Windows", "nothing has run there; the client may work, because it needs only Python", UNTRIED),
+        ("arm64", "the images for arm64, which `make release` builds if the machine can emulate arm64", UNTRIED),
     ]
     return _section("Machines", ("machine", "what runs on it", "result"), rows)
 
@@ -109,7 +109,7 @@ def _kubernetes(facts: Json) -> str:
         ("minikube, k3d, k3s", "the quickstart", UNTRIED),
         (
             "EKS, GKE, AKS, OpenShift",
-            "nothing; tests only compare the rendered chart with OpenShift's rules",
+            "nothing has run there; tests compare the rendered chart with OpenShift's rules",
             UNTRIED,
         ),
     ]
@@ -120,7 +120,7 @@ def _neighbours() -> str:
     rows = [
         (name, _pinned(paths.TOOLS / folder / "go.mod", module), what) for name, folder, module, what in _NEIGHBOURS
     ]
-    rows.append(("Volcano", "–", f"tests create its PodGroups; its scheduler is {UNTRIED}"))
+    rows.append(("Volcano", "–", f"tests create PodGroups of Volcano; the scheduler of Volcano is {UNTRIED}"))
     rows.append(
         (
             "Helm",
@@ -137,7 +137,7 @@ def _accelerators() -> str:
         ("one GPU of NVIDIA", "`make test-gpu`, `make gpu-bundle`", _on_a_gpu()),
         (
             "NCCL, RDMA, several GPUs of a node",
-            "the same two commands. The tests on CPUs use gloo in place of NCCL",
+            "`make test-gpu`, `make gpu-bundle`. The tests on CPUs use gloo in place of NCCL",
             UNTRIED,
         ),
         ("GPUs of other vendors, TPUs", "nothing", "not supported"),
@@ -156,7 +156,7 @@ def _on_a_gpu() -> str:
         return UNTRIED
     machine = json.loads(GPU.read_text())["machine"]
     device, torch, date = machine["device"], machine["versions"]["torch"], machine["date"][:10]
-    return f"[a part of these commands ran](benchmarks/gpu.md) on {date}: {device}, torch {torch}"
+    return f"[some tests and benchmarks of these commands ran](benchmarks/gpu.md) on {date}: {device}, torch {torch}"
 
 
 def _models(facts: Json) -> str:

@@ -375,11 +375,12 @@ def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where:
     """Raise UnresolvableJob if there is no layout to choose from."""
     layers = layers_of(spec, phase)
     if not has_some_layout(spec, phase, ranks):
-        pipeline = max(number for number in range(1, layers + 1) if ranks % number == 0)
+        undivided = ranks // gcd(ranks, most_context_ranks(spec.model))
+        groups = min(each for each in divisors(undivided) if undivided <= each * layers)
         raise UnresolvableJob(
-            f"{where}.parallelism.layout Auto: {ranks} ranks are at least {ranks // pipeline} data-parallel ranks for"
-            f" {layers_field(phase)} {layers}, but a step has {phase.batch.sequences} sequences; raise"
-            " batch.sequences or lower workers"
+            f"{where}.parallelism.layout Auto: {ranks} ranks are at least {groups} groups of data-parallel ranks with"
+            f" sequences of their own for {layers_field(phase)} {layers}, but a step has {phase.batch.sequences}"
+            " sequences; raise batch.sequences or lower workers"
         )
 
 
@@ -387,8 +388,9 @@ def has_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int) -> bool:
     """Return whether `ranks` ranks can be laid out: some number of pipeline ranks leaves each data-parallel rank a
     sequence, or a part of one.
 
-    It suffices to look at the largest number of context ranks that divides the ranks: a layout with fewer of them, and
-    more pipeline ranks, has as many groups of data-parallel ranks or more.
+    It suffices to look at the largest number of context ranks that divides the ranks: if a layout has fewer of them,
+    the missing factor divides the product of its pipeline ranks and its groups of data-parallel ranks, and can be taken
+    out of these numbers.
     """
     layers, sequences = layers_of(spec, phase), phase.batch.sequences
     groups = ranks // gcd(ranks, most_context_ranks(spec.model))  # if there are no pipeline ranks

@@ -18,7 +18,7 @@ from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
 from pseudoreal_operator.observe.worker_assignment import memberships, reports_of_members
 
@@ -151,7 +151,7 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
 def _hang(view: View, over: _Clock) -> Hang:
     unreachable = _unreachable_pods(view)
     ranks = [view.first_rank(pod) for pod in unreachable] or _waited_for_ranks(view)
-    step = max((steps_of(last_report.report) for last_report in view.reporting), default=0)
+    step = max((last_report.steps for last_report in view.reporting), default=0)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
     blame = named or _no_suspect_sentence(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."

@@ -233,7 +233,7 @@ class Loop:
 
     def job_unreadable(self, namespace: str, name: str) -> None:
         """Queue a pass over a job that a watch or list cannot read; if the pass cannot read the job either, it reports
-        this in the job's status, and changes of children cause no pass for UNREADABLE_SECONDS."""
+        this in the job's status, and no change causes a pass for UNREADABLE_SECONDS."""
         job = Name(namespace, name)
         self._memory.distrust(job)
         self._queue_pass(job, 0.0 if self._unreadable_limit.allows(job) else UNREADABLE_SECONDS)

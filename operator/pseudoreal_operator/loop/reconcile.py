@@ -126,7 +126,7 @@ class Callbacks:
     children_listed: Callable[[int], None] = lambda _: None
     """Called with the number of listed children, where ten pods from memory count as one."""
     unreadable: Callable[[], None] = lambda: None
-    """Called if the job itself cannot be read, before this is reported in its status."""
+    """Called if the job itself cannot be read, once its status says so."""
 
 
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
@@ -160,8 +160,8 @@ async def _reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> fl
             body = await _read_job(deps, name, stack)
         except Unreadable as reason:
             deps.memory.distrust(name)
-            callbacks.unreadable()
             await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
+            callbacks.unreadable()
             return None
         if "deletionTimestamp" in body["metadata"]:
             raise JobDeleted

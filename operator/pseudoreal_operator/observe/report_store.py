@@ -33,9 +33,9 @@ LOG_SECONDS = 60.0
 been silent at the previous reading."""
 
 MOST_KEPT = 2**17
-"""Maximum number of ranks in the kept reports of all jobs, about 190 MB; each report, and each of its other parts,
-counts as one rank more. One namespace may have a quarter: no tenant alone can fill the memory. Beyond half of its
-quarter, or of all, a report is shortened to one rank: so there is room for 10,000 pods with 8 ranks each."""
+"""Maximum size of the kept reports of all jobs (`_size`), about 190 MB. One namespace may have a quarter: no tenant
+alone can fill the memory. Beyond half of its quarter, or of all, each report is shortened to one rank when it comes: so
+there is room for 16,000 pods of a namespace."""
 
 log = structlog.get_logger()
 
@@ -250,10 +250,11 @@ class ReportStore:
         size = _size(known.report) if known else 0
         if not self._has_room(reporter.job, _size(last_report.report) - size, MOST_KEPT // 2):
             last_report = replace(last_report, report=_shortened(last_report.report))
-        if not self._has_room(reporter.job, _size(last_report.report) - size, MOST_KEPT):
+        more = _size(last_report.report) - size
+        if more > 0 and not self._has_room(reporter.job, more, MOST_KEPT):
             # The report before would make the pod look silent.
             self._count(reporter.job, followed.drop(reporter.execution, reporter.index))
-            if followed.refused is None:
+            if not self.refuses_reports(reporter.job, now):
                 log.warning("reports_not_kept", namespace=reporter.job[0], uid=reporter.job[1])
             followed.refused = now
             return False
@@ -269,9 +270,8 @@ class ReportStore:
         return after is not None
 
     def _has_room(self, job: JobKey, more: int, most: int) -> bool:
-        """Return whether there is room for `more` further ranks of the job, if all jobs together may have `most`."""
-        if more <= 0:
-            return True
+        """Return whether there is room for reports of the job that are larger by `more`, if all jobs together may have
+        `most`."""
         return self._kept[job[0]] + more <= most // 4 and self._kept.total() + more <= most
 
     def _count(self, job: JobKey, change: int) -> None:
@@ -309,7 +309,7 @@ class ReportStore:
             return
         to, newest = followed.rank_zero_pod, followed.reports_of(reporter.execution).newest
         known, before = newest.get(reporter.index), to.last_progress if to and to.reporter == reporter else None
-        if known is None or progress.step > steps_of(known.report):
+        if known is None or progress.step > known.steps:
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
             # A log does not tell of restarts in place: the pod stays a member of the membership that it has begun.
             in_place = known.report.in_place if known else None
@@ -343,7 +343,7 @@ class ReportStore:
         return followed is not None and followed.has_reported()
 
     def refuses_reports(self, job: JobKey, now: datetime) -> bool:
-        """Return whether pods of the job report, but there is no room for their reports."""
+        """Return whether there was no room for a recent report of the job, even shortened."""
         refused = self._jobs.get(job, _Followed()).refused
         return refused is not None and (now - refused).total_seconds() <= QUIET_SECONDS
 
@@ -413,9 +413,12 @@ def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
 
 def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodReport, now: datetime) -> LastReport:
     """Return the state of a pod after one more report. Pure."""
+    steps = max((rank.step for rank in report.ranks), default=0)
     if known is None or known.pod != reporter.pod or known.report.in_place != report.in_place:
-        known = LastReport(reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report)
-    grew = steps_of(report) > steps_of(known.report)
+        known = LastReport(
+            reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report, steps=steps
+        )
+    grew = steps > known.steps
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
     # A save counts as progress, because steps may wait for it; saves have their own hang clock.
     saves = any(rank.saving_seconds is not None for rank in report.ranks)
@@ -430,21 +433,34 @@ def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodRe
         known,
         last=now,
         report=report,
+        steps=steps,
         training_since=known.training_since or (now if at_work else None),
         progressed=now if grew or saves else known.progressed,
     )
 
 
 def _size(report: PodReport) -> int:
-    """Return the size of a report in ranks, as counted by MOST_KEPT."""
-    others = (report.progress, report.checkpoint, report.layout, report.in_place)
+    """Return the size of a report in ranks: the ranks, one for progress, checkpoint and layout each, and one for the
+    rest."""
+    others = (report.progress, report.checkpoint, report.layout)
     return 1 + len(report.ranks) + sum(part is not None for part in others)
 
 
 def _shortened(report: PodReport) -> PodReport:
-    """Return the report with one rank only: of the ranks that still run, the first with the fewest steps."""
-    slowest = sorted(report.ranks, key=lambda rank: (rank.activity == "ended", rank.step))
-    return report.model_copy(update={"ranks": slowest[:1]})
+    """Return the report with one rank, the first for which the others may wait, and with the age of the oldest save.
+    The layout, which all pods report, stays in the report with the progress."""
+    if not report.ranks:
+        return report
+    suspect = min(report.ranks, key=_innocence)
+    saving = max((rank.saving_seconds for rank in report.ranks if rank.saving_seconds is not None), default=None)
+    kept: dict[str, object] = {"ranks": [suspect.model_copy(update={"saving_seconds": saving})]}
+    return report.model_copy(update=kept if report.progress else kept | {"layout": None})
+
+
+def _innocence(rank: RankReport) -> tuple[bool, bool, bool, int, float]:
+    """Return a sort key of ranks, the most suspect first, by the criteria of `failures.hang.suspected_ranks`."""
+    is_halted = rank.process in ("T", "Z")
+    return rank.activity == "ended", not is_halted, rank.activity == "waiting", rank.step, -rank.seconds
 
 
 def _requeue_after(known: LastReport | None, last_report: LastReport) -> float | None:
@@ -464,7 +480,7 @@ def _requeue_after(known: LastReport | None, last_report: LastReport) -> float |
 
 def _step_and_checkpoint(last_report: LastReport) -> tuple[int, str | None]:
     checkpoint = last_report.report.checkpoint
-    return steps_of(last_report.report), checkpoint.name if checkpoint else None
+    return last_report.steps, checkpoint.name if checkpoint else None
 
 
 def _has_ended(last_report: LastReport) -> bool:
@@ -475,7 +491,3 @@ def _is_at_work(rank: RankReport) -> bool:
     """Return whether the rank makes steps or has ended. Waiting alone proves nothing, because starting ranks wait for
     each other too; a rank with busy seconds has made a step."""
     return rank.activity in ("computing", "ended") or rank.busy_seconds is not None
-
-
-def steps_of(report: PodReport) -> int:
-    return max((rank.step for rank in report.ranks), default=0)

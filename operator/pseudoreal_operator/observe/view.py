@@ -269,7 +269,9 @@ class LastReport:
     last: datetime
     """Time of the pod's newest report."""
     report: PodReport
-    """Newest report of the pod."""
+    """Newest report of the pod, perhaps with fewer ranks than the pod has sent."""
+    steps: int = 0
+    """Number of steps of the pod's rank with the most steps."""
     training_since: datetime | None = None
     """Time at which a rank of the pod was first seen in a step or after one; None: no rank has started its first
     step."""

@@ -163,8 +163,8 @@ def test_checkpoints_name_each_faster_save() -> None:
     )
     claim = checkpoints.claim(MeasuredSave(bytes=1, savings=savings, **seconds), STAMP)
     assert claim.result == (
-        "an asynchronous save of pseudoreal stops training for 4 ms; saves of the other programs stop it for 500 ms or"
-        " more",
+        "an asynchronous save of pseudoreal stops training for 4 ms; saves of the other programs stop training for 500"
+        " ms or more",
     )
     assert claim.loses == ("a synchronous save of pseudoreal takes 2.0 times as long as a save with *fast*",)
 
@@ -240,7 +240,8 @@ def test_operator_beside_others_loses_where_the_faster_peer_has_more_jobs_a_seco
     ]
     claim = beside_report.claim(Lives(lives=lives))
     assert claim.result == (
-        "with 1,000 jobs, pseudoreal's operator takes 110 MB of memory; Kubeflow's operators take 400 and 500 MB",
+        "with 1,000 jobs, pseudoreal's operator takes 110 MB of memory; Kubeflow's operators take 400 MB"
+        " (*training-operator*) and 500 MB (*Trainer and JobSet*)",
     )
     assert claim.loses == (
         "with 1,000 jobs, pseudoreal finishes 0.50 times as many jobs a second as the faster of Kubeflow's operators",

@@ -106,17 +106,21 @@ def _next_tokens(
     number: int,
     at_once: int,
 ) -> list[int]:
-    """Return the next token of each text, token `number` after its prompt; the same on every rank."""
+    """Return the next token of each text, token `number` after its prompt; the same on every rank. Raises
+    FloatingPointError, on every rank, if logits are NaN."""
     groups, shared = engine.groups, engine.groups.layout.mesh.sequence_groups
     # Do not pad with the end-of-document token: each one would start a document, and attention is called once per
     # document.
     padding = 1 if engine.blueprint.end_of_document == 0 else 0
-    # One rank has the logits of a text: the rank of the head that has the text's last token. It draws the next token;
-    # all other ranks add 0 to the token's id.
+    # One rank has the logits of a text: the rank of the head that has the text's last token. It draws the next token,
+    # or -1 if it cannot, so that no rank waits for it; all other ranks add 0 to the token's id.
     ids = [0] * len(texts)
     for own in assign_sequences(len(texts), shared, groups.sequence_group, at_once):
         contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
-                ids[own[m].index] = draws[own[m].index].draw(number, logits)
-    return groups.ranks.sum_(torch.tensor(ids, device=groups.device)).tolist()
+                ids[own[m].index] = -1 if logits.isnan().any() else draws[own[m].index].draw(number, logits)
+    found: list[int] = groups.ranks.sum_(torch.tensor(ids, device=groups.device)).tolist()
+    if min(found, default=0) < 0:
+        raise FloatingPointError("the model's logits are not numbers (NaN), so no token can be drawn")
+    return found

@@ -26,11 +26,8 @@ from pseudoreal_trainer.accelerator.adapters import adapter_of
 MOST = 448.0
 """Largest e4m3 number."""
 _STEP = 16
-"""Products of scaled rows on a device need k and m of a `Product` to be multiples of this number; n may be any
-number."""
-_TILE = 128
-"""Products of scaled blocks on a device need n, k and m of a `Product` to be multiples of this number: their scales lie
-in tiles of 128 rows by 4 blocks."""
+"""Products on a device need k and m of a `Product` to be multiples of this number; n may be any number. With scaled
+blocks, k must be a multiple of PRODUCT_BLOCK."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """Returns left [n, k] times the transpose of right [m, k], with the rows of both in float8: [n, m]."""
@@ -56,7 +53,7 @@ def multiply_scaled(left: Tensor, right: Tensor) -> Tensor:
 def multiply_scaled_blocks(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of scaled blocks, computed by the device in float8 if the device takes the sizes: a `Product`.
     The device must have no `obstacle`."""
-    fits = not any(size % _TILE for size in (*left.shape, len(right)))
+    fits = left.shape[1] % PRODUCT_BLOCK == right.shape[0] % _STEP == 0
     return _blocks_on_device(left, right) if fits and len(left) else multiply_rounded_blocks(left, right)
 
 
@@ -135,13 +132,18 @@ def rounded(rows: Tensor) -> Tensor:
 
 def rounded_blocks(rows: Tensor) -> Tensor:
     """Return the rows with each block of PRODUCT_BLOCK numbers rounded as `rounded` rounds a row: [n, k] -> [n, k]."""
-    return rounded(_in_blocks(rows)).view(len(rows), -1)[:, : rows.shape[1]]
+    return rounded(_in_blocks(rows)).view(len(rows), _filled(rows.shape[1]))[:, : rows.shape[1]]
+
+
+def _filled(length: int) -> int:
+    """Return the number of elements of a row of this length, filled up to whole blocks."""
+    return -(-length // PRODUCT_BLOCK) * PRODUCT_BLOCK
 
 
 def _in_blocks(rows: Tensor) -> Tensor:
     """Return the blocks of the rows, [n, k] -> [n * ceil(k / PRODUCT_BLOCK), PRODUCT_BLOCK]. The last block of a row is
     filled with zeros."""
-    return F.pad(rows, (0, -rows.shape[1] % PRODUCT_BLOCK)).reshape(-1, PRODUCT_BLOCK)
+    return F.pad(rows, (0, _filled(rows.shape[1]) - rows.shape[1])).reshape(-1, PRODUCT_BLOCK)
 
 
 def _scales(rows: Tensor) -> Tensor:
@@ -192,12 +194,14 @@ def _blocks_on_device(left: Tensor, right: Tensor) -> Tensor:
 
 def _scaled_blocks(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows [n, k] divided by the scales of their blocks, in e4m3, and the scales in e8m0, in the order of
-    the kernels: tiles of 128 rows by 4 blocks, in a tile first the row modulo 32, then the row // 32, then the
-    block."""
+    the kernels: tiles of 128 rows by 4 blocks, in a tile first the row modulo 32, then the row // 32, then the block.
+    The last tiles are filled with ones."""
     blocks = _in_blocks(rows)
     scales = _scales(blocks)
     found = (blocks / scales).to(torch.float8_e4m3fn).view(rows.shape)
-    tiles = scales.view(len(rows) // _TILE, 4, 32, rows.shape[1] // PRODUCT_BLOCK // 4, 4).permute(0, 3, 2, 1, 4)
+    by_rows = scales.view(len(rows), -1)
+    filled = F.pad(by_rows, (0, -by_rows.shape[1] % 4, 0, -len(rows) % 128), value=1.0)
+    tiles = filled.view(len(filled) // 128, 4, 32, filled.shape[1] // 4, 4).permute(0, 3, 2, 1, 4)
     return found, tiles.flatten().to(torch.float8_e8m0fnu)
 
 
@@ -216,8 +220,8 @@ def obstacle(products: ProductFormat, device: torch.device, dtype: torch.dtype) 
         return f"products in float8 have bfloat16 results, and the phase computes in {dtype}"
     drawn = torch.Generator(device).manual_seed(1)
     left, right = (
-        torch.randn(rows, 2 * _TILE, generator=drawn, device=device, dtype=torch.bfloat16)
-        for rows in (_TILE, 2 * _TILE)
+        torch.randn(rows, 5 * PRODUCT_BLOCK, generator=drawn, device=device, dtype=torch.bfloat16)
+        for rows in (70, 9 * _STEP)
     )
     exact, multiply = (multiply_rounded_blocks, _blocks_on_device) if in_blocks else (multiply_rounded, _rows_on_device)
     expected = exact(left.float(), right.float())

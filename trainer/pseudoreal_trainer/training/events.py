@@ -108,7 +108,11 @@ def _float8_products(engine: Engine) -> str | None:
     if products == "Compute":
         return None
     obstacle = float8.obstacle(products, engine.groups.device, engine.blueprint.compute)
-    return "by the device" if obstacle is None else f"of rounded numbers in the compute dtype: {obstacle}"
+    return (
+        "by the device, if their sizes allow it"
+        if obstacle is None
+        else f"of rounded numbers in the compute dtype: {obstacle}"
+    )
 
 
 def log_check(progress: Progress, found: LayerGradients) -> None:

@@ -55,6 +55,7 @@ def observe(
             first=moment(400),
             last=moment(ago),
             report=PodReport(ranks=[one]),
+            steps=one.step,
             training_since=moment(200) if begun else None,
             progressed=None if stepped is None else moment(stepped),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
@@ -296,6 +297,18 @@ def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
     assert report_store.has_reported(JOB)
 
 
+LAYOUT = ChosenLayout(
+    pipeline=1,
+    replicas=1,
+    expert_ranks=1,
+    schedule="Layered",
+    state_sharding="None",
+    micro_batches=1,
+    keep="Inputs",
+    hardware="made up",
+    step_time="0.25",
+    bottleneck="the passes",
+)
 MOST = 2**12
 FULL = MOST // 8 // 65
 """Number of pods of a namespace whose reports of 64 ranks are kept whole."""
@@ -329,23 +342,63 @@ def test_reports_of_one_namespace_leave_room_for_others(report_store: ReportStor
     assert not report_store.refuses_reports(other, NOON)
 
 
-def test_ten_thousand_pods_of_eight_ranks_have_room(report_store: ReportStore) -> None:
-    for index in range(10_000):
-        report_store.store(ReportingPod(JOB, EXECUTION, index, f"pod-{index}"), report_of_ranks(8), NOON)
-    assert len(report_store.of_job(JOB)) == 10_000
+def test_reports_become_shorter_until_those_of_all_pods_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 16,384 pods do: the first reports are kept whole at first."""
+    monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", MOST)
+    report_store, pods = store_with_rank_zero_pod(), MOST // 8
+    for _ in range(2):
+        for index in range(pods):
+            report = report_of_ranks(8, in_place=IN_PLACE, layout=LAYOUT)
+            report_store.store(ReportingPod(JOB, EXECUTION, index, f"pod-{index}"), report, NOON)
+    assert len(report_store.of_job(JOB)) == pods
+    assert report_store.restarts_in_place(REPORTER, NOON) == 1
 
 
-def test_shortened_report_has_the_slowest_running_rank(
+SUSPECTED = [
+    [("ended", 3, ""), ("waiting", 5, ""), ("computing", 4, "")],
+    [("waiting", 4, ""), ("waiting", 4, ""), ("computing", 4, "")],
+    [("computing", 4, ""), ("waiting", 4, ""), ("waiting", 4, "T")],
+    [("waiting", 4, ""), ("waiting", 4, ""), ("waiting", 3, "")],
+    [("ended", 3, ""), ("ended", 3, ""), ("starting", 0, "")],
+]
+"""Activity, steps and state of the process of three ranks, the last of which is suspected."""
+
+
+@pytest.mark.parametrize("signs", SUSPECTED)
+def test_shortened_report_has_the_rank_for_which_the_others_wait(
+    signs: list[tuple[str, int, str]], report_store: ReportStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", 16)
+    ranks = [
+        RankReport(rank=rank, activity=word, seconds=0, step=step, process=process)
+        for rank, (word, step, process) in enumerate(signs)
+    ]
+    report_store.store(REPORTER, PodReport(ranks=ranks), NOON)
+    (last_report,) = report_store.of_job(JOB)
+    assert [rank.rank for rank in last_report.report.ranks] == [2]
+    assert last_report.steps == max(step for _, step, _ in signs)
+
+
+def test_pod_with_a_shortened_report_makes_no_progress_without_steps(
     report_store: ReportStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", 16)
-    steps = [("ended", 3), ("waiting", 5), ("computing", 4), ("waiting", 4)]
-    ranks = [RankReport(rank=rank, activity=word, seconds=0, step=step) for rank, (word, step) in enumerate(steps)]
-    report_store.store(REPORTER, PodReport(ranks=ranks, in_place=IN_PLACE), NOON)
+    ranks = [RankReport(rank=rank, activity="waiting", seconds=0, step=step) for rank, step in enumerate((7, 6, 7))]
+    for seconds in (0, 300, 600):
+        report_store.store(REPORTER, PodReport(ranks=ranks), after(seconds))
     (last_report,) = report_store.of_job(JOB)
-    assert [rank.rank for rank in last_report.report.ranks] == [2]
-    assert last_report.training_since == NOON
-    assert report_store.restarts_in_place(REPORTER, NOON) == 1
+    assert (last_report.last, last_report.progressed) == (after(600), None)
+
+
+def test_shortened_report_has_the_oldest_save(report_store: ReportStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_operator.observe.report_store.MOST_KEPT", 16)
+    ranks = [
+        RankReport(rank=rank, activity="waiting", seconds=0, step=1, saving_seconds=saving)
+        for rank, saving in enumerate((None, 50, 70))
+    ]
+    report_store.store(REPORTER, PodReport(ranks=ranks), NOON)
+    (last_report,) = report_store.of_job(JOB)
+    assert [rank.saving_seconds for rank in last_report.report.ranks] == [70]
 
 
 @pytest.mark.usefixtures("few_are_kept")

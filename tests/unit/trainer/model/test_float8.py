@@ -110,9 +110,10 @@ def test_a_device_gets_the_scales_of_blocks_in_tiles(monkeypatch: pytest.MonkeyP
     def in_rows(scales: Tensor, rows: int, blocks: int) -> Tensor:
         assert scales.dtype == torch.float8_e8m0fnu
         flat, found = scales.float(), torch.empty(rows, blocks)
+        assert len(flat) == -(-rows // 128) * -(-blocks // 4) * 512
         for row in range(rows):
             for block in range(blocks):
-                tile = row // 128 * (blocks // 4) + block // 4
+                tile = row // 128 * -(-blocks // 4) + block // 4
                 found[row, block] = flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4]
         return found.repeat_interleave(32, dim=1)
 
@@ -127,18 +128,21 @@ def test_a_device_gets_the_scales_of_blocks_in_tiles(monkeypatch: pytest.MonkeyP
         return ((left.float() * of_left) @ (right.float().t() * of_right).t()).to(says["output_dtype"])
 
     monkeypatch.setattr("torch.nn.functional.scaled_mm", multiply)
-    layer, inputs = ScaledMXFP8Linear(256, 128, dtype=torch.bfloat16), _drawn(256, 256, dtype=torch.bfloat16)
+    layer, inputs = ScaledMXFP8Linear(192, 160, dtype=torch.bfloat16), _drawn(256, 192, dtype=torch.bfloat16)
     magnitudes = 10.0 ** torch.linspace(-3, 3, 256).to(torch.bfloat16)
-    inputs = (inputs * magnitudes * magnitudes[:, None]).requires_grad_()
-    on_cpu = MXFP8Linear(256, 128, dtype=torch.bfloat16)
+    inputs = (inputs * magnitudes[:192] * magnitudes[:, None]).requires_grad_()
+    on_cpu = MXFP8Linear(192, 160, dtype=torch.bfloat16)
     on_cpu.load_state_dict(layer.state_dict())
     out, expected = layer(inputs), on_cpu(inputs)
-    torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-6 * float(expected.detach().abs().max()))
+    most = float(expected.detach().abs().max())
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-6 * most)
     of_rows = torch.testing.assert_close
     of_rows(*(torch.autograd.grad(one.sum(), inputs)[0] for one in (out, expected)), rtol=2**-6, atol=2**-6)
     assert calls == ["SWIZZLE_32_4_4"] * 2
-    layer(inputs[:100])
-    assert len(calls) == 2, "rows that fill no tile are multiplied by the rounded numbers"
+    torch.testing.assert_close(layer(inputs[:70]), expected[:70], rtol=2**-6, atol=2**-6 * most)
+    assert len(calls) == 3, "the last tile may be filled in part"
+    layer(inputs[:0])
+    assert len(calls) == 3
 
 
 def test_zeros_stay_zeros_and_numbers_that_are_not_finite_stay_so() -> None:

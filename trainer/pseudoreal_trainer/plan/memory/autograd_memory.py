@@ -11,6 +11,7 @@ of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass.
 bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,7 +68,8 @@ class AutogradMemory(SavedTensors):
             moments.append(saved + total(by_value, self._norm_backward_of(t.key, wide)))
         if self._has_pre_norm:
             moments.append(total(self._upcast_norm_input, self._norm_backward))
-        return max(moments) + t.parameters(lambda name: any(part in name for part in own))
+        of_parameters = t.parameters(lambda name: any(part in name for part in own))
+        return max(moments) + of_parameters + self._rounded([self.sizes.model.key_size])
 
     @property
     def beside_chunks(self) -> int:
@@ -92,14 +94,18 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _rounded_operands(self) -> int:
-        """Upper bound of the bytes of a product's operands while they are rounded to float8: both operands of the
-        largest product, and as much again while they are scaled. In MXFP8, rows are first filled up to whole blocks,
-        and one more copy may have the blocks of a transposed matrix."""
+        model = self.sizes.model
+        dense = model.shared_expert if self._is_mixture else model.feed_forward
+        return self._rounded([model.query_size, *([dense.size] if dense is not None else [])])
+
+    def _rounded(self, outputs: Sequence[int]) -> int:
+        """Return an upper bound of the bytes of the operands of a product while they are rounded to float8: both
+        operands of the largest product between the hidden size and one of `outputs`, and as much again while they are
+        scaled. In MXFP8, rows are first filled up to whole blocks, and one more copy may have the blocks of a
+        transposed matrix."""
         if self.sizes.products == "Compute":
             return 0
         model = self.sizes.model
-        dense = model.shared_expert if self._is_mixture else model.feed_forward
-        outputs = [model.query_size, *([dense.size] if dense is not None else [])]
         block, copies = (PRODUCT_BLOCK, 3) if self.sizes.products == "MXFP8" else (1, 2)
         hidden, *sizes = (-(-size // block) * block for size in (model.hidden_size, *outputs))
         return max(

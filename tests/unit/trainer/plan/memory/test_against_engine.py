@@ -245,6 +245,7 @@ ROUNDED = [
     Case(sequence_chunks=8, **IN_LAYERS, precision="float32", options="Llama3"),
     Case(sequence_chunks=8, **IN_LAYERS, precision="bfloat16", options="Mistral"),
     Case(sequence_chunks=4, **IN_LAYERS, precision="bfloat16", options="OLMo2"),
+    *each(products=["Float8", "MXFP8"], sequence_chunks=8, **IN_LAYERS, precision=["float32", "bfloat16"]),
     *each(products="Float8", **IN_LAYERS, precision=["float32", "bfloat16"], homes="h"),
     *each(products="Float8", **IN_LAYERS, precision=["float32", "bfloat16"], keep="All", activation="SwiGLU"),
     *each(products="MXFP8", **IN_LAYERS, precision=["float32", "bfloat16"], homes="h", activation=["GELU", "SwiGLU"]),
