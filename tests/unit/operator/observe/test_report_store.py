@@ -297,18 +297,7 @@ def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
     assert report_store.has_reported(JOB)
 
 
-LAYOUT = ChosenLayout(
-    pipeline=1,
-    replicas=1,
-    expert_ranks=1,
-    schedule="Layered",
-    state_sharding="None",
-    micro_batches=1,
-    keep="Inputs",
-    hardware="made up",
-    step_time="0.25",
-    bottleneck="the passes",
-)
+LAYOUT = ChosenLayout.model_construct()
 MOST = 2**12
 FULL = MOST // 8 // 65
 """Number of pods of a namespace whose reports of 64 ranks are kept whole."""
