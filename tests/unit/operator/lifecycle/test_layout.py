@@ -10,20 +10,8 @@ from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 
 from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.observe.support.reports import LAYOUT
 from tests.unit.operator.support.world import UID, World, make_job
-
-LAYOUT = ChosenLayout(
-    pipeline=2,
-    replicas=1,
-    expert_ranks=1,
-    schedule="Layered",
-    state_sharding="None",
-    micro_batches=4,
-    keep="Inputs",
-    hardware="made up",
-    step_time="0.25",
-    bottleneck="the forward and backward passes of pipeline rank 0 take 91% of the step",
-)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, Membership, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
@@ -23,7 +22,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.observe.support.reports import PODS, progress
+from tests.unit.operator.observe.support.reports import LAYOUT, PODS, progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
@@ -297,7 +296,6 @@ def test_pod_that_the_job_cannot_have_is_not_heard() -> None:
     assert report_store.has_reported(JOB)
 
 
-LAYOUT = ChosenLayout.model_construct()
 MOST = 2**12
 FULL = MOST // 8 // 65
 """Number of pods of a namespace whose reports of 64 ranks are kept whole."""
