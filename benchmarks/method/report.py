@@ -280,13 +280,14 @@ def _dates(results: Sequence[Result]) -> Iterator[str]:
         yield "## How this page was made"
         yield (
             "`make bench-method` trains the arms of the plan that are not trained yet, and writes this page. The"
-            f" trainings of this page ran {days}, with the programs of these commits: {joined(_commits(results))}. A"
-            " plus after a commit means that files of the working tree differed from the commit in some trainings. The"
-            f" losses of all trainings are in [data/{RESULTS.name}](data/{RESULTS.name})."
+            f" trainings of this page ran {days}, with the programs of these commits:"
+            f" {joined(_distinct_commits(results))}. A plus after a commit means that files of the working tree"
+            " differed from the commit in some trainings. The losses of all trainings are in"
+            f" [data/{RESULTS.name}](data/{RESULTS.name})."
         )
 
 
-def _commits(results: Sequence[Result]) -> list[str]:
+def _distinct_commits(results: Sequence[Result]) -> list[str]:
     """Return each commit once, with a plus if files differed from it in a training."""
     found = {r.commit for r in results}
     return sorted(commit for commit in found if f"{commit}+" not in found)

@@ -400,8 +400,9 @@ def has_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int) -> bool:
 
 
 def most_context_ranks(model: Model) -> int:
-    """Return the largest number of context ranks; the others are its divisors. Sequences have two equal chunks for each
-    context rank, and experts must not count the tokens of whole sequences."""
+    """Return the largest possible number of context ranks, with any number of ranks; the other possible numbers are its
+    divisors. Each sequence is cut into two equal chunks per context rank. Experts that count the tokens of whole
+    sequences allow only one context rank."""
     length, top_k = model.sequence_length, model.top_k
     counts_sequences = model.experts is not None and (
         top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
@@ -409,14 +410,9 @@ def most_context_ranks(model: Model) -> int:
     return 1 if counts_sequences or length % 2 else length // 2
 
 
-def possible_context_ranks(model: Model, ranks: int) -> list[int]:
-    """Return the numbers of context ranks that `ranks` ranks allow, ascending."""
-    return divisors(gcd(ranks, most_context_ranks(model)))
-
-
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a positive number, ascending. An elastic phase asks for thousands of products of small
-    numbers, which have only small prime factors, so their factors are found in few steps."""
+    """Return the divisors of a positive number, ascending. An elastic phase needs the divisors of thousands of products
+    of small numbers; small prime factors are found in few steps."""
     found, rest, factor = [1], number, 2
     while rest > 1:
         if factor * factor > rest:

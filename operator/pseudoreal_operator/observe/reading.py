@@ -56,7 +56,7 @@ _UNREAD: Json = {
     "waits": {},
     "gradient_correlations": None,
 }
-"""Unbounded field of a ProgressReport, not read by the operator -> its default."""
+"""Field of a ProgressReport that may be long and is never read by the operator -> its default value."""
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")
 _TERMINAL = ("Succeeded", "Failed")

@@ -34,7 +34,7 @@ been silent at the previous reading."""
 
 MOST_KEPT = 2**17
 """Maximum size of the kept reports of all jobs (`_size`), about 190 MB. One namespace may have a quarter: no tenant
-alone can fill the memory. Beyond half of its quarter, or of all, each report is shortened to one rank when it comes: so
+alone can fill the memory. Beyond half of its quarter, or of all, each arriving report is shortened to one rank, so
 there is room for 16,000 pods of a namespace."""
 
 log = structlog.get_logger()
@@ -447,18 +447,19 @@ def _size(report: PodReport) -> int:
 
 
 def _shortened(report: PodReport) -> PodReport:
-    """Return the report with one rank, the first for which the others may wait, and with the age of the oldest save.
-    The layout, which all pods report, stays in the report with the progress."""
+    """Return the report with only one rank, the most suspect of a hang, and with the age of the pod's oldest save. The
+    layout, equal in the reports of all pods, stays only beside the progress, so in one report."""
     if not report.ranks:
         return report
-    suspect = min(report.ranks, key=_innocence)
+    suspect = min(report.ranks, key=_suspicion)
     saving = max((rank.saving_seconds for rank in report.ranks if rank.saving_seconds is not None), default=None)
     kept: dict[str, object] = {"ranks": [suspect.model_copy(update={"saving_seconds": saving})]}
     return report.model_copy(update=kept if report.progress else kept | {"layout": None})
 
 
-def _innocence(rank: RankReport) -> tuple[bool, bool, bool, int, float]:
-    """Return a sort key of ranks, the most suspect first, by the criteria of `failures.hang.suspected_ranks`."""
+def _suspicion(rank: RankReport) -> tuple[bool, bool, bool, int, float]:
+    """Return a sort key of the ranks of a pod, the most suspect first; the criteria are those in
+    `failures.hang.suspected_ranks`."""
     is_halted = rank.process in ("T", "Z")
     return rank.activity == "ended", not is_halted, rank.activity == "waiting", rank.step, -rank.seconds
 

@@ -403,10 +403,9 @@ class View:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The stored status with four changes: the execution number is at least the number of every child, even if a
-        status was lost; phases that were added to the spec are included; a stage with children has started, even if
-        the pass that created the children could not record the start; clocks are moved forward by the time in a
-        queue."""
+        """The stored status with four corrections. The execution number is at least the number of every child, because
+        a status may have been lost. Phases added to the spec are included. A stage with children has started, because
+        the start may not have been recorded. Clocks are moved forward by the time in a queue."""
         executions = [*(job.execution for job in self.observed.jobs), *self.observed.every_pod.by_execution]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
         phases = with_added_phases(self.observed.status.phases, self.spec)

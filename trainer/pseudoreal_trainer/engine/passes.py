@@ -372,7 +372,7 @@ class Passes:
         return self._own(run, m, targets)
 
     def _own(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
-        """Return this rank's part of each sequence; without context parallelism, whole sequences."""
+        """Return this rank's part of each row of `tokens`, [B, T]; without context parallelism, `tokens`."""
         cut = self._cut_of(run, m)
         return tokens if cut is None else cut.own(tokens)
 

@@ -1,9 +1,8 @@
 """Arrangement of a phase's ranks in dimensions: the coordinates of each rank, and groups of ranks. Pure.
 
 A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so the ranks with the
-most traffic between them are neighbours. Experts fold over the ranks of one replica of a pipeline coordinate, with
-digits of their own; so do the parts of a sequence. Megatron Core's parallel folding (arXiv 2504.14960) explains the
-dimensions.
+most traffic between them are neighbours. Expert parallelism and context parallelism use the ranks of one replica of a
+pipeline coordinate again, each with digits of its own (parallel folding, Megatron Core, arXiv 2504.14960).
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -144,7 +144,7 @@ _SHOUTED = '"},"name":"theirs","namespace":"alice","x":{"y":"'
 
 
 def job_line(annotations: Any = None, managed: Any = None, spec: bytes = b"[]") -> bytes:
-    """Return a line of a watch of jobs, with its fields in the API server's order."""
+    """Return a change of a job as a line of a watch, with its fields in the order that the API server writes."""
     metadata: dict[str, Any] = {"annotations": annotations or {}, "labels": _FORGED, "managedFields": managed or []}
     metadata |= {"name": "mine", "namespace": "mallory", "ownerReferences": [{"name": "theirs"}], "uid": "u"}
     change = {"type": "MODIFIED", "object": {"kind": "PseudoRealJob", "metadata": metadata}}

@@ -1,8 +1,10 @@
 """Text that the model writes in training equals the text of a plain model with the same weights, in every layout and
 home."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from math import nan
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +69,26 @@ def test_engine_generates_the_text_of_sampling_from_a_checkpoint(
         assert found == generate(model, prompt, WRITTEN, case.model.sequence_length, sampling)
 
 
+def first_of_two_ranks(sum_: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> Any:
+    """Return a stand-in for the engine of the first of two data ranks. `sum_`: sum over the ranks. `logits`: logits
+    after every token."""
+    mesh = SimpleNamespace(sequence_groups=2)
+    layout, ranks = SimpleNamespace(mesh=mesh), SimpleNamespace(sum_=sum_)
+    return SimpleNamespace(
+        groups=SimpleNamespace(ranks=ranks, layout=layout, sequence_group=0, device="cpu"),
+        blueprint=SimpleNamespace(end_of_document=None),
+        logits=lambda _, lasts: dict.fromkeys(range(len(lasts)), logits),
+    )
+
+
+@pytest.mark.parametrize(("own", "others"), [(nan, 7), (1.0, -1)])
+def test_logits_that_are_not_numbers_are_an_error_on_every_rank(own: float, others: int) -> None:
+    """`others`: token of the second rank, as this rank receives it."""
+    engine = first_of_two_ranks(lambda ids: ids + torch.tensor([0, others]), torch.full((50,), own))
+    with pytest.raises(FloatingPointError, match="no token can be drawn"):
+        generate_with(engine, [[1], [2]], 5, 8, Sampling(50, seed=3), at_once=2)
+
+
 def test_a_rank_draws_only_its_own_texts_and_sums_only_the_tokens_ids() -> None:
     vocabulary, summed = 50, list[torch.Tensor]()
 
@@ -75,14 +97,7 @@ def test_a_rank_draws_only_its_own_texts_and_sums_only_the_tokens_ids() -> None:
         summed.append(ids.clone())
         return ids + torch.tensor([0, 7])
 
-    ranks = SimpleNamespace(sum_=add_other_ranks)
-    mesh = SimpleNamespace(sequence_groups=2)
-    groups = SimpleNamespace(ranks=ranks, layout=SimpleNamespace(mesh=mesh), sequence_group=0, device="cpu")
-    engine: Any = SimpleNamespace(
-        groups=groups,
-        blueprint=SimpleNamespace(end_of_document=None),
-        logits=lambda _, lasts: {m: torch.arange(float(vocabulary)) / 9 for m in range(len(lasts))},
-    )
+    engine = first_of_two_ranks(add_other_ranks, torch.arange(float(vocabulary)) / 9)
     first, second = generate_with(engine, [[1], [2]], 5, 8, Sampling(vocabulary, seed=3), at_once=2)
     assert [ids.shape for ids in summed] == [(2,)] * 5
     assert [ids.tolist() for ids in summed] == [[token, 0] for token in first]

@@ -93,7 +93,7 @@ def test_folders_are_searched_four_levels_deep_and_not_below_a_job(tmp_path: Pat
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Otherwise anyone with write access to the folder could have any folder of the user read."""
+    """With a link, whoever may write into the folder could make `pseudoreal ui` read every folder of its user."""
     write_folder(tmp_path / "elsewhere" / "secret", [line(1)])
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
 from pseudoreal_api.resolved.layers import MODULAR, has_cross_stage_weights
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, divisors, possible_context_ranks
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, divisors, most_context_ranks
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
@@ -55,8 +56,8 @@ class Choice:
 
 def context_choices(config: PhaseConfig) -> list[int]:
     """Return the possible numbers of context ranks, ascending, from the number in the phase."""
-    least = config.parallelism.context_ranks
-    return [number for number in possible_context_ranks(config.model, config.ranks) if number >= least]
+    possible = divisors(gcd(config.ranks, most_context_ranks(config.model)))
+    return [number for number in possible if number >= config.parallelism.context_ranks]
 
 
 def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:

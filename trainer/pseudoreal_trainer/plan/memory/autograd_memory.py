@@ -69,7 +69,7 @@ class AutogradMemory(SavedTensors):
         if self._has_pre_norm:
             moments.append(total(self._upcast_norm_input, self._norm_backward))
         of_parameters = t.parameters(lambda name: any(part in name for part in own))
-        return max(moments) + of_parameters + self._rounded([self.sizes.model.key_size])
+        return max(moments) + of_parameters + self._rounded_operands_of([self.sizes.model.key_size])
 
     @property
     def beside_chunks(self) -> int:
@@ -96,9 +96,9 @@ class AutogradMemory(SavedTensors):
     def _rounded_operands(self) -> int:
         model = self.sizes.model
         dense = model.shared_expert if self._is_mixture else model.feed_forward
-        return self._rounded([model.query_size, *([dense.size] if dense is not None else [])])
+        return self._rounded_operands_of([model.query_size, *([dense.size] if dense is not None else [])])
 
-    def _rounded(self, outputs: Sequence[int]) -> int:
+    def _rounded_operands_of(self, outputs: Sequence[int]) -> int:
         """Return an upper bound of the bytes of the operands of a product while they are rounded to float8: both
         operands of the largest product between the hidden size and one of `outputs`, and as much again while they are
         scaled. In MXFP8, rows are first filled up to whole blocks, and one more copy may have the blocks of a
