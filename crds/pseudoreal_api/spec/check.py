@@ -1,11 +1,9 @@
 """Validates a job without an API server, with the same models, CEL rules and error messages."""
 
 import re
-import time
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
-from math import inf
+from itertools import islice, pairwise
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -116,18 +114,16 @@ def broken_rules(
     metadata: JobMetadata,
     spec: PseudoRealJobSpec,
     rules: Iterable[Rule] = _RULES,
-    seconds: float = inf,
+    most: int | None = None,
 ) -> dict[Rule, str]:
     """Return the rules that the job breaks, each with the sentence that the API server's policy shows.
 
-    `seconds`: processor time after which the remaining rules are left out; a single evaluation is not interrupted.
+    `most`: maximum number of evaluations; each takes about 0.03 ms, and a rule on phases has one for each phase or pair
+    of phases. The remaining evaluations are left out. None: no maximum. (A maximum of seconds would make the result
+    depend on the speed of the machine.)
     """
-    compile_rules(rules)  # before the deadline
-    deadline = time.thread_time() + seconds
     broken: dict[Rule, str] = {}
-    for rule, context in _evaluations(rules, metadata, _outline(spec)):
-        if time.thread_time() > deadline:
-            break
+    for rule, context in islice(_evaluations(rules, metadata, _outline(spec)), most):
         if rule not in broken and _compiled(_condition(rule)).execute(context) is not True:
             sentence = rule.sentence if isinstance(rule, PhaseRule) else rule.message
             broken[rule] = str(_compiled(sentence).execute(context))

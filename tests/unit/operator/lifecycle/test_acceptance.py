@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.spec.check import broken_rules
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.phase import Phase
+from pseudoreal_operator.lifecycle import acceptance
 from pseudoreal_operator.status.conditions import find
 from pydantic import ValidationError
 
@@ -153,8 +154,7 @@ NOT_FINER = "spec.phases[longer].sharing must refine the sharing of phase real: 
 
 def test_phase_that_breaks_a_rule_is_named_when_it_is_added_and_fails_the_job_when_its_turn_comes() -> None:
     world = run_until(World(make_job()), "pseudo")
-    phase = {"name": "longer", "until": {"step": 30}, "batch": {"sequences": 8}, "sharing": {"blocks": 2}}
-    world.set(phases=[*world.job.spec.phases, Phase.model_validate(phase)])
+    world.set(phases=[*world.job.spec.phases, _phase("longer", 30, sharing={"blocks": 2})])
     world.settle()
     assert _accepted(world)[0] == "False"
     assert NOT_FINER in _accepted(world)[1]
@@ -167,6 +167,21 @@ def test_phase_that_breaks_a_rule_is_named_when_it_is_added_and_fails_the_job_wh
         ["Complete", "Complete", "Failed"],
     )
     assert NOT_FINER in failed.message
+
+
+def _phase(name: str, step: int, **fields: Any) -> Phase:
+    return Phase.model_validate({"name": name, "until": {"step": step}, "batch": {"sequences": 8}, **fields})
+
+
+def test_all_rules_are_evaluated_for_a_job_of_six_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "spec.phases[longer].sharing must refine the sharing of phase real-60"
+    longer = _phase("longer", 90, sharing={"blocks": 2})
+    spec = make_job().spec
+    phases = [spec.phases[0], *(_phase(f"real-{step}", step) for step in (30, 40, 50, 60)), longer]
+    spec = spec.model_copy(update={"phases": phases})
+    assert says in (acceptance.find_broken_rules(spec, "a", 0) or "")
+    monkeypatch.setattr(acceptance, "_MOST_EVALUATIONS", 250)
+    assert acceptance.find_broken_rules(spec, "b", 0) is None, "the maximum counts"
 
 
 def test_job_that_trains_goes_on_whatever_rules_a_new_release_has() -> None:

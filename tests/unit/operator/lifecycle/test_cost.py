@@ -2,7 +2,6 @@
 it."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Pods, Termination
 from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 
+from tests.support.cpu_time import seconds, slowness, spin
 from tests.support.depth import DEPTH
 from tests.unit.operator.observe.support.reports import PODS
 from tests.unit.operator.support.world import SETTINGS, UID, World
@@ -35,27 +35,10 @@ from tests.unit.operator.support.world import SETTINGS, UID, World
 Json = dict[str, Any]
 
 MOST_SECONDS = 0.05
-LOOP_SECONDS = 0.011
-"""CPU time of `loop` on the machine that the bound was set for; a busy or slower machine needs more for everything."""
 pytestmark = pytest.mark.solo
 
 MOST_LAYERS = MOST_WORKERS = 10_000
 MOST_PHASES = 16
-
-
-def spin(times: int = 1) -> None:
-    for _ in range(times * 1_000_000):
-        pass
-
-
-def seconds(act: Callable[[], object], times: int) -> float:
-    """Return the least CPU time of `times` runs."""
-    found = []
-    for _ in range(times):
-        begin = time.thread_time()
-        act()
-        found.append(time.thread_time() - begin)
-    return min(found)
 
 
 def check(act: Callable[[], object], prepare: Callable[[], object] = lambda: None, most: float = MOST_SECONDS) -> None:
@@ -65,7 +48,7 @@ def check(act: Callable[[], object], prepare: Callable[[], object] = lambda: Non
     while len(found) < 6 and (not found or min(found) > most):
         prepare()
         taken = seconds(act, 1)
-        found.append(taken if taken <= most else taken / max(1.0, seconds(spin, 2) / LOOP_SECONDS))
+        found.append(taken if taken <= most else taken / slowness())
     assert min(found) <= most, f"{[round(each, 3) for each in found]} s"
 
 

@@ -24,6 +24,8 @@ from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes
 from pseudoreal_trainer.plan.units import units_of
 
+from tests.support.cpu_time import seconds, slowness
+
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LAYERS, HIDDEN, EXPERTS, PROTOTYPES, RANKS = 48, 1024, 10_240, 80, 512
 EXPERT = 2 * HIDDEN * 9984
@@ -35,10 +37,10 @@ MOST_SECONDS = 10.0
 
 @cache
 def _planned(job: str, hardware: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    begin = time.process_time()
     arguments = [str(EXAMPLES / job), "--hardware", str(EXAMPLES / "hardware" / hardware), "--json"]
+    begin = time.process_time()
     result = CliRunner().invoke(plan, arguments)
-    assert time.process_time() - begin < 2 * MOST_SECONDS
+    assert time.process_time() - begin < slowness() * 2 * MOST_SECONDS
     assert result.exit_code == 0, result.output
     pseudo, real = json.loads(result.stdout)["phases"]
     return pseudo, real
@@ -106,9 +108,8 @@ def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> No
     path = tmp_path / "manifest.json"
     path.write_text(_manifest(config, tensors, files).to_json())
     assert path.stat().st_size < MOST_MANIFEST_BYTES
-    begin = time.process_time()
+    assert seconds(lambda: read_manifest(tmp_path), 3) < slowness()
     found = read_manifest(tmp_path)
-    assert time.process_time() - begin < 1
     assert found is not None
     assert found.tensors == tensors
 
