@@ -121,12 +121,13 @@ class Course:
         )
 
     async def _replace(self, names: list[str]) -> StartUp:
-        """Replace the operator. At its regular end an operator releases its Lease, so the next one acquires it at
-        once."""
-        await asyncio.to_thread(self.site.operators[-1].stop)
+        """Kill the operator while a standby waits for the Lease."""
+        leader, operator = self.site.operators[-1], self.site.start_operator()
+        with progress.step("a standby starts"):
+            await self._wait("a standby", lambda: operator.lines("lease_awaited") and operator.is_ready())
         begun, before = time.time(), self.site.transitions()
-        operator = self.site.start_operator()
-        with progress.step("another operator starts"):
+        await asyncio.to_thread(leader.kill)
+        with progress.step("the standby takes over"):
             (look,) = await self._wait("the initial list", lambda: operator.lines("initial_list_completed") or None)
         drained, processor = datetime.fromisoformat(look["timestamp"]).timestamp(), self._processor()
         if look["idle_jobs"] != len(names):

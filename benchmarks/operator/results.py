@@ -48,18 +48,19 @@ class Quiet(BaseModel, frozen=True):
 
 
 class StartUp(BaseModel, frozen=True):
-    """Start of a new operator while jobs run."""
+    """Start of a standby's work after the leader was killed while jobs ran."""
 
     lease_seconds: float
-    """Seconds until it held the Lease."""
+    """Seconds until the standby held the Lease."""
     drained_seconds: float
-    """Seconds until the initial list of all jobs was processed."""
+    """Seconds until the standby had processed the initial list of all jobs."""
     processor_seconds: float
+    """Processor seconds of the standby since its own start."""
     longest_gap: float
     """Longest time between two Lease renewals, in seconds."""
     lease_lost: int
     transitions: int
-    """Transitions of the Lease after the new operator acquired it."""
+    """Transitions of the Lease after the standby acquired it."""
 
     @property
     def lease_kept(self) -> bool:
@@ -157,14 +158,14 @@ BARS = (
     ),
     Bar("peak memory of the operator with 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
     Bar(
-        "time from the start of a newly started operator until it has examined 5,000 running jobs",
-        60.0,
+        "time from the SIGKILL of the leading operator until its standby has examined 5,000 running jobs",
+        20.0,
         "s",
         lambda r: r.start_up.drained_seconds,
         at_most_jobs=True,
     ),
     Bar(
-        "number of times that a newly started operator lost the Lease during its start",
+        "number of times that the standby lost the Lease after it had taken over",
         0.0,
         "",
         lambda r: float(not r.start_up.lease_kept),
@@ -175,6 +176,12 @@ BARS = (
         2.0,
         "s",
         lambda r: r.reaction.p99,
+    ),
+    Bar(
+        "the same percentile if all sampled jobs, at most 200, finish at the same time",
+        10.0,
+        "s",
+        lambda r: r.bulk.reaction.p99,
     ),
 )
 
@@ -191,10 +198,10 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("processor time of both operators together, s", lambda r: f"{r.processor_seconds:,.1f}"),
     ("seconds until all jobs train", lambda r: f"{r.flight.seconds:,.1f}"),
     (
-        "new operator: seconds from its start until it has examined all jobs",
+        "standby: seconds from the SIGKILL of the leading operator until the standby has examined all jobs",
         lambda r: f"{r.start_up.drained_seconds:,.1f}",
     ),
-    ("… processor time, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
+    ("… processor time of the standby, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
     ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
     ("at a steady rate: jobs that finish per second", lambda r: f"{r.rate:g}"),
     ("… from the end of an execution's last pod to the reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
@@ -223,7 +230,8 @@ A measurement has five steps:
 
 1. The benchmark applies all jobs, and waits until all of them train.
 2. For some time, all jobs train, and no job changes.
-3. The benchmark stops the operator, and starts a new operator.
+3. The benchmark starts a second operator, which waits for the Lease as a standby. Then it kills the first operator
+   with SIGKILL. A standby may take the Lease 15 s after its last renewal.
 4. The simulator lets some jobs finish, one after the other at a steady rate.
 5. The simulator lets more jobs finish, all at the same time.
 
@@ -282,7 +290,7 @@ def _outlook(records: Sequence[Record]) -> str:
     looks = on_line([(r.jobs, r.start_up.drained_seconds) for r in records[-2:]], ahead)
     return (
         f"\n\nExtrapolated along a line through the two largest numbers of jobs, {ahead:,} jobs would take"
-        f" {memory:,.0f} MB, and a new operator would have processed them after {looks:,.0f} s. This is no measurement."
+        f" {memory:,.0f} MB, and a standby would have processed them after {looks:,.0f} s. This is no measurement."
     )
 
 

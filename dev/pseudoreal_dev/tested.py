@@ -43,7 +43,7 @@ _NEIGHBOURS = (
         "github.com/kubeflow/trainer/v2",
         "a benchmark compares it with pseudoreal's operator",
     ),
-    ("JobSet", "trainer", "sigs.k8s.io/jobset", "a benchmark compares it with pseudoreal's operator"),
+    ("JobSet", "jobset", "sigs.k8s.io/jobset", "a benchmark compares it with pseudoreal's operator"),
     (
         "Kubeflow training operator",
         "training-operator",

@@ -6,11 +6,14 @@ The API server calls a webhook through its Service, which has this machine as ex
 """
 
 import base64
+import ssl
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,12 @@ def running(
 
         wait_for("certificates", lambda: _mount(deployment, admin, folder) or process.poll() is not None, log)
         wait_for(deployment.name, lambda: process.poll() is not None or _is_ready(health), log)
+        # A program may be ready before it serves its webhooks; the API server would refuse jobs.
+        found = [hook for body in webhooks(deployment, controller.webhooks, port) for hook in body["webhooks"]]
+        paths = [hook["clientConfig"]["service"]["path"] for hook in found]
+        trusted = ssl.create_default_context(cafile=folder / _CERTIFICATES / "ca.crt")
+        trusted.check_hostname = False  # the certificate names the Service
+        wait_for("webhooks", lambda: process.poll() is not None or all(_serves(port, p, trusted) for p in paths), log)
         assert process.poll() is None, log()
         yield process.pid
         assert process.poll() is None, log()
@@ -125,6 +134,18 @@ def _mount(deployment: Deployment, admin: client.ApiClient, folder: Path) -> boo
     for name, text in (secret.data or {}).items():
         (folder / _CERTIFICATES / name).write_bytes(base64.b64decode(text))
     return bool(secret.data)
+
+
+def _serves(port: int, path: str, trusted: ssl.SSLContext) -> bool:
+    """Return whether there is a webhook at the path; it may refuse the empty request."""
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", data=b"{}", method="POST")
+    try:
+        urllib.request.urlopen(request, timeout=5, context=trusted).close()
+    except urllib.error.HTTPError as error:
+        return error.code != HTTPStatus.NOT_FOUND
+    except OSError:
+        return False
+    return True
 
 
 def _is_ready(port: int) -> bool:

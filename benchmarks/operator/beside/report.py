@@ -69,14 +69,14 @@ the API server's audit log.
   one phase, and so one set of pods, like the jobs of the other stacks. In the column *pseudoreal, two phases*, the jobs
   have two phases with a delink between them. This column is not compared with other columns, because the jobs of the
   other stacks have no phases.
-- *training-operator* is Kubeflow's training operator 1.9.2. A job is a PyTorchJob with a master and workers.
-- *Trainer and JobSet* is Kubeflow's Trainer 2.0.0, together with JobSet 0.8.2, which the Trainer requires. The figures
-  of this stack are sums over Trainer and JobSet. A job is a TrainJob with the runtime `torch-distributed`, which the
-  Trainer provides.
+- *training-operator* is Kubeflow's training operator 1.9.3. A job is a PyTorchJob with a master and workers.
+- *Trainer and JobSet* is Kubeflow's Trainer 2.2.0, together with JobSet 0.11.1; the Trainer makes a JobSet for each of
+  its jobs. The figures of this stack are sums over Trainer and JobSet. A job is a TrainJob with the runtime
+  `torch-distributed`, which the Trainer provides.
 
 With Kubeflow's operators, the API server calls the webhooks that their manifests define. The controller manager, the
-training operator and JobSet may each send {CLIENT_LIMIT} requests a second to the API server. The Trainer may send 20
-requests a second; no option changes this limit. All controllers have their default numbers of threads.
+training operator and JobSet may each send {CLIENT_LIMIT} requests a second to the API server. The Trainer has no limit:
+it does not read the limit in its configuration. All controllers have their default numbers of threads.
 
 A *write* is a request that changes a job, its status or its children. Events, dry runs and refused requests are counted
 as requests, but not as writes. (When pseudoreal's operator first sees a PseudoRealJob, it makes a dry run of each Job
@@ -155,7 +155,7 @@ def claim(results: Lives) -> Claim:
     return Claim(
         subject="Jobs beside Kubeflow's operators",
         page=pages.OPERATOR.name,
-        against="Kubeflow's training operator 1.9.2; Kubeflow's Trainer 2.0.0 with JobSet 0.8.2",
+        against="Kubeflow's training operator 1.9.3; Kubeflow's Trainer 2.2.0 with JobSet 0.11.1",
         result=(
             f"with {most:,} jobs, pseudoreal's operator takes {memory(ours, '{} MB')} of memory; Kubeflow's operators"
             f" take {memory(peers, '{} MB (*{}*)')}",

@@ -47,13 +47,10 @@ def _ours(site: Site) -> Iterator[tuple[int, ...]]:
     yield (operator.process.pid,)
 
 
-def _limits() -> list[str]:
-    return [f"--kube-api-qps={CLIENT_LIMIT}", f"--kube-api-burst={CLIENT_LIMIT}"]
-
-
-def _served(port: int, health: int) -> list[str]:
-    found = [f"--health-probe-bind-address=127.0.0.1:{health}", "--metrics-bind-address=0"]
-    return [*found, f"--webhook-server-port={port}"]
+def _training_operator_options(_folder: Path, port: int, health: int) -> list[str]:
+    served = [f"--health-probe-bind-address=127.0.0.1:{health}", "--metrics-bind-address=0"]
+    limits = [f"--kube-api-qps={CLIENT_LIMIT}", f"--kube-api-burst={CLIENT_LIMIT}"]
+    return [*served, f"--webhook-server-port={port}", *limits]
 
 
 _TRAINING_OPERATOR = Deployment(
@@ -62,32 +59,45 @@ _TRAINING_OPERATOR = Deployment(
     service="training-operator",
     secret="training-operator-webhook-cert",
     webhooks={"ValidatingWebhookConfiguration": "validator.training-operator.kubeflow.org"},
-    options=lambda _folder, port, health: [*_served(port, health), *_limits()],
+    options=_training_operator_options,
 )
+
+
+def _trainer_options(folder: Path, port: int, health: int) -> list[str]:
+    config = yaml.safe_load(kubeflow.trainer_configuration().read_text())
+    # The limits in `clientConnection` have no effect: the Trainer does not read them, and its client has none.
+    return _configured(folder, port, health, config)
+
+
+def _configured(folder: Path, port: int, health: int, config: Json) -> list[str]:
+    own = {
+        "leaderElection": {"leaderElect": False},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": port},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | own))
+    return [f"--config={folder / 'config.yaml'}"]
+
+
 _TRAINER = Deployment(
     name="trainer",
     namespace="kubeflow-system",
     service="kubeflow-trainer-controller-manager",
     secret="kubeflow-trainer-webhook-cert",
-    webhooks={"ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org"},
-    # The trainer has no options for limits: 20 requests per second and a burst of 30 are built in.
-    options=lambda _folder, port, health: _served(port, health),
+    webhooks={
+        "ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org",
+        "MutatingWebhookConfiguration": "defaulter.trainer.kubeflow.org",
+    },
+    options=_trainer_options,
 )
 _JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
 def _jobset_options(folder: Path, port: int, health: int) -> list[str]:
-    config = {
-        "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
-        "kind": "Configuration",
-        "leaderElection": {"leaderElect": False},
-        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
-        "metrics": {"bindAddress": "0"},
-        "webhook": {"port": port},
-        "clientConnection": {"qps": CLIENT_LIMIT, "burst": CLIENT_LIMIT},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return [f"--config={folder / 'config.yaml'}"]
+    kind = {"apiVersion": "config.jobset.x-k8s.io/v1alpha1", "kind": "Configuration"}
+    limits = {"clientConnection": {"qps": CLIENT_LIMIT, "burst": CLIENT_LIMIT}}
+    return _configured(folder, port, health, kind | limits)
 
 
 _JOBSET = Deployment(

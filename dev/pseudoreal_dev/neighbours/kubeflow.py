@@ -24,11 +24,12 @@ _TRAINER = Neighbour(
     files={
         "trainer-definitions": "manifests/base/crds",
         "trainer-webhooks.yaml": "manifests/base/webhook/manifests.yaml",
+        "trainer-configuration.yaml": "manifests/base/manager/controller_manager_config.yaml",
         "trainer-runtime.yaml": "manifests/base/runtimes/torch_distributed.yaml",
     },
 )
 _JOBSET = Neighbour(
-    tool="trainer",
+    tool="jobset",
     program="jobset",
     module="sigs.k8s.io/jobset",
     package="sigs.k8s.io/jobset",
@@ -58,13 +59,18 @@ def trainer() -> Controller:
     return _controller(_TRAINER)
 
 
+def trainer_configuration() -> Path:
+    """Return the path of the configuration with which the Trainer's manifests deploy it."""
+    return built(_TRAINER) / "trainer-configuration.yaml"
+
+
 def torch_runtime() -> Path:
     """Return the path of the Trainer's PyTorch runtime. Jobs of the Trainer refer to this runtime."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 
 def jobset() -> Controller:
-    """Return the JobSet controller required by the Trainer of dev/tools/trainer, after building it if needed."""
+    """Return the JobSet controller pinned by dev/tools/jobset, which the Trainer needs, after building it if needed."""
     return _controller(_JOBSET)
 
 

@@ -2,7 +2,7 @@ module pseudoreal.dev/tools/training-operator
 
 go 1.23
 
-require github.com/kubeflow/training-operator v1.9.2
+require github.com/kubeflow/training-operator v1.9.3
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect

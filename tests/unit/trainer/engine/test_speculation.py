@@ -55,7 +55,7 @@ TOGETHER = [
 
 
 def _waiting(case: Case, norm: str) -> Case:
-    return replace(case, clipping="Global", norm=norm)
+    return replace(case, steps=5, clipping="Global", norm=norm)
 
 
 def _speculating(case: Case, norm: str) -> Case:

@@ -13,7 +13,10 @@ from pseudoreal_api.spec.phase import Home, Keep, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 
-STEPS = 5
+from tests.support.depth import DEPTH
+
+STEPS = DEPTH.of(3, 5)
+"""Steps of a case: the second has moments of the first, and the third reads what the second wrote."""
 SEED = 3
 """Seed of the first weights, and of the bits that round moments."""
 SEQUENCES_OF_A_MICRO_BATCH = 4
@@ -116,6 +119,7 @@ EIGHT_IN_WIDE = json.dumps(json.loads(WIDE) | json.loads(EIGHT_IN_BALANCE))
 
 @dataclass(frozen=True)
 class Case:
+    steps: int = STEPS
     pipeline: int = 1
     data: int = 1
     micro_batches: int = 2

@@ -24,7 +24,6 @@ from tests.unit.trainer.engine.support.cases import (
     RATE,
     SAMPLING,
     SEED,
-    STEPS,
     WRITTEN,
     Case,
 )
@@ -83,7 +82,7 @@ def _plain(case: Case) -> Case:
 def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     model, optimizer = model_and_optimizer(case)
     routers, losses = Routers(model), []
-    for step in range(STEPS):
+    for step in range(case.steps):
         losses.append(set_gradients(model, case, step, routers))
         round_gradients(model, case)
         clip(model, case)

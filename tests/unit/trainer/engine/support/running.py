@@ -24,7 +24,7 @@ from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.support.cases import END, PROMPTS, RATE, SAMPLING, SEED, STEPS, WRITTEN, Case
+from tests.unit.trainer.engine.support.cases import END, PROMPTS, RATE, SAMPLING, SEED, WRITTEN, Case
 from tests.unit.trainer.engine.support.process_groups import needed_groups, process_groups_of
 from tests.unit.trainer.engine.support.reference import batch_of, part_of, targets_of, tokens_of
 
@@ -166,7 +166,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     engine = make_engine(case, ranks, folder, compiled=compiled)
     result = Result()
     data_rank = ranks.rank % case.data
-    for step in range(STEPS):
+    for step in range(case.steps):
         batch = CaseBatch(case, step, data_rank, ranks.device)
         tokens, targets = tokens_of(case), targets_of(case, step)
         probe = engine.new_probe(case.following) if case.following else None
