@@ -12,7 +12,7 @@ from benchmarks.operator.beside.course import Load, measure
 from benchmarks.operator.beside.report import claim, draw, section
 from benchmarks.operator.beside.results import BESIDE, Life, Lives, read
 from benchmarks.operator.beside.stacks import STACKS, TWO_PHASES, Stack
-from benchmarks.quiet import quiet_machine
+from benchmarks.quiet import refuse_busy, refuse_disturbed
 
 _PODS, _MANY = 2, (1000, 5000)
 _REPORTING_SECONDS = 30.0
@@ -37,15 +37,16 @@ def main(jobs: tuple[int, ...], workers: tuple[int, ...], only: tuple[str, ...],
             if stack is not TWO_PHASES:
                 _write(read().with_life(_measured(stack, Load(1, number, idle))))
     if reporters:
-        with quiet_machine():
-            reporting = reports.measure(reporters, _REPORTING_SECONDS)
+        refuse_busy()
+        reporting = reports.measure(reporters, _REPORTING_SECONDS)
         progress.note(reporting.model_dump_json(indent=1))
         _write(read().model_copy(update={"reporting": reporting}))
 
 
 def _measured(stack: Stack, load: Load) -> Life:
-    with quiet_machine():
-        life = measure(stack, load)
+    refuse_busy()
+    life = measure(stack, load)
+    refuse_disturbed(life.others)
     progress.note(life.model_dump_json(indent=1))
     return life
 
