@@ -10,9 +10,10 @@ from pseudoreal_operator.endpoint.listener import MOST_CONNECTIONS
 
 from benchmarks import machine, pages
 from benchmarks.claims import Claim
-from benchmarks.operator.beside.results import BESIDE, Life, Lives, Reporting, read
+from benchmarks.operator.beside.results import BESIDE, Life, Lives, Loss, Reporting, read
 from benchmarks.operator.beside.stacks import (
     CLIENT_LIMIT,
+    JOB,
     ONE_PHASE,
     STACKS,
     TRAINER,
@@ -73,6 +74,10 @@ the API server's audit log.
 - *Trainer and JobSet* is Kubeflow's Trainer 2.2.0, together with JobSet 0.11.1; the Trainer makes a JobSet for each of
   its jobs. The figures of this stack are sums over Trainer and JobSet. A job is a TrainJob with the runtime
   `torch-distributed`, which the Trainer provides.
+- *minimal requests* is a program of this benchmark. For each PseudoRealJob it makes only the requests that no operator
+  could leave out that lets a Job make the pods: it creates a Service and a Job, and writes two statuses. The program
+  survives no fault. Its column shows how long etcd, the API server and the controller manager take for a job in any
+  case.
 
 With Kubeflow's operators, the API server calls the webhooks that their manifests define. The controller manager, the
 training operator and JobSet may each send {CLIENT_LIMIT} requests a second to the API server. The Trainer has no limit:
@@ -82,6 +87,16 @@ A *write* is a request that changes a job, its status or its children. Events, d
 as requests, but not as writes. (When pseudoreal's operator first sees a PseudoRealJob, it makes a dry run of each Job
 of this PseudoRealJob.) Requests about Leases, and watches, are counted neither as requests nor as writes. A PyTorchJob
 ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
+
+
+_LOSS = """\
+**Lost pods.** One job has many pods that train. Then all of them fail at the same time, as if their nodes were gone,
+and the simulator starts each new pod at once. The table has the time from the first failure until as many new pods run.
+pseudoreal starts a new execution with a new Job. *JobSet, jobs recreated* is JobSet with its default strategy. *A Job
+alone* is an Indexed Job without any controller of another project, whose lost pods the Job controller replaces after a
+back-off. JobSet's restart in place leaves the replacement of lost pods to such a Job, and afterwards waits until all
+pods are ready. So a Job alone is at least as fast as JobSet's restart in place, which needs an agent in each pod and
+was not tried."""
 
 
 _WHY = """\
@@ -136,7 +151,8 @@ def section(results: Lives | None = None) -> str:
     loads = sorted({(life.workers, life.jobs) for life in found})
     parts = ["## Beside Kubeflow's operators", _TEXT, _bars(results), _WHY, pages.picture(_PICTURED, PICTURE.name)]
     parts += [_table([life for life in found if (life.workers, life.jobs) == load]) for load in loads]
-    parts += [_kinds(found), *([_reports(results.reporting)] if results.reporting else []), _measured(found)]
+    parts += [_kinds(found), *([_losses(results.losses)] if results.losses else [])]
+    parts += [*([_reports(results.reporting)] if results.reporting else []), _measured(found)]
     return "\n\n".join(parts)
 
 
@@ -218,7 +234,83 @@ def _bars(results: Lives) -> str:
     share = _verdict(100 * _share_of_most(reporting), 50, " %") if reporting else "not measured"
     reports = f"share of a processor that pseudoreal's operator uses for the reports of a job of {MOST_JOBS:,} workers"
     rows += [[reports, "at most 50 %", share]]
+    rows += [
+        [
+            "seconds until one job of many pods has finished, divided by the seconds of the faster of Kubeflow's"
+            " operators",
+            "at most 1.00×",
+            _of_one_job(lives, lambda life: life.seconds, 1.0),
+        ],
+        [
+            "processor time of etcd, API server and controller manager for this job, divided by the time with that"
+            " operator",
+            "at most 1.10×",
+            _of_one_job(lives, lambda life: life.servers_seconds, 1.1),
+        ],
+        [
+            "peak memory of pseudoreal's operator with one job of many pods",
+            "at most 250 MB",
+            _verdict(
+                max((life.peak_bytes / _MB for life in ours if life.jobs == 1), default=0.0),
+                250,
+                f" MB with {max((life.workers for life in ours if life.jobs == 1), default=0):,} pods",
+            ),
+        ],
+    ]
+    if results.losses:
+        rows += [
+            [
+                "seconds from the loss of all pods of a job until as many new pods run, divided by the seconds of a"
+                " Job alone",
+                "at most 1.50×",
+                _restart(results.losses),
+            ]
+        ]
     return markdown(["figure", "aim", "result"], rows)
+
+
+def _of_one_job(lives: Sequence[Life], figure: Callable[[Life], float], most: float) -> str:
+    """Return the verdict on our figure divided by the faster peer's figure, for each number of pods of one job."""
+    said = []
+    for workers in sorted({life.workers for life in lives if life.jobs == 1}):
+        found = {life.stack: life for life in lives if (life.jobs, life.workers) == (1, workers)}
+        peers = [found[peer] for peer in PEERS if peer in found]
+        if ONE_PHASE.title in found and peers:
+            ratio = figure(found[ONE_PHASE.title]) / figure(min(peers, key=lambda life: life.seconds))
+            reached = "reached" if ratio <= most else "**not reached**"
+            said.append(f"{reached}: {ratio:.2f}× with {workers:,} pods")
+    return "; ".join(said) or "not measured"
+
+
+def _restart(losses: Sequence[Loss]) -> str:
+    said = []
+    for workers in sorted({loss.workers for loss in losses}):
+        found = {loss.stack: loss.seconds for loss in losses if loss.workers == workers}
+        if {ONE_PHASE.title, JOB.title} <= found.keys():
+            ratio = found[ONE_PHASE.title] / found[JOB.title]
+            said.append(f"{'reached' if ratio <= 1.5 else '**not reached**'}: {ratio:.2f}× with {workers:,} pods")
+    return "; ".join(said) or "not measured"
+
+
+def _losses(losses: Sequence[Loss]) -> str:
+    rows = [
+        [
+            f"{loss.stack}, {loss.workers:,} pods",
+            f"{loss.lost_seconds:.1f}",
+            f"{loss.seconds:.1f}",
+            f"{loss.requests:,}",
+            f"{loss.servers_seconds:.1f}",
+        ]
+        for loss in losses
+    ]
+    head = [
+        "all pods of a job are lost",
+        "seconds until all were lost",
+        "seconds until as many new pods ran",
+        "requests of the controllers",
+        "processor time of the servers, s",
+    ]
+    return f"{_LOSS}\n\n{markdown(head, rows)}"
 
 
 def _share_of_most(found: Reporting) -> float:
@@ -308,8 +400,8 @@ def draw(lives: Sequence[Life], path: Path = PICTURE) -> None:
     for axes, (title, value) in zip(panels, _PANELS, strict=True):
         for place, stack in enumerate(STACKS):
             own = {life.jobs: value(life) for life in many if life.stack == stack.title}
-            at = [loads.index(jobs) + 0.2 * (place - 1.5) for jobs in own]
-            axes.bar(at, list(own.values()), width=0.18, label=stack.title)
+            at = [loads.index(jobs) + 0.16 * (place - 2) for jobs in own]
+            axes.bar(at, list(own.values()), width=0.15, label=stack.title)
         axes.set_title(title)
         axes.set_xticks(range(len(loads)), [f"{jobs:,} jobs" for jobs in loads])
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

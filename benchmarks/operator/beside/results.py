@@ -72,13 +72,34 @@ class Reporting(BaseModel, frozen=True):
         return 1000 * self.processor_share / self.reports_per_second
 
 
+class Loss(BaseModel, frozen=True):
+    """Loss of all pods of one job at once, until as many new pods ran."""
+
+    stack: str
+    workers: int
+    lost_seconds: float
+    """From the first lost pod until all were lost."""
+    seconds: float
+    """From the first lost pod until all new pods ran."""
+    requests: int
+    """The controllers' requests in this time."""
+    servers_seconds: float
+    """Processor seconds of etcd, the API server and the controller manager in this time."""
+
+
 class Lives(BaseModel):
     lives: list[Life] = []
+    losses: list[Loss] = []
     reporting: Reporting | None = None
 
     def with_life(self, life: Life) -> "Lives":
         """Return the results with this life in place of an older one of the same stack and load."""
         return self.model_copy(update={"lives": [*(known for known in self.lives if known.key != life.key), life]})
+
+    def with_loss(self, loss: Loss) -> "Lives":
+        """Return the results with this loss in place of an older one of the same stack and number of pods."""
+        others = [known for known in self.losses if (known.stack, known.workers) != (loss.stack, loss.workers)]
+        return self.model_copy(update={"losses": [*others, loss]})
 
 
 def read(path: Path = BESIDE) -> Lives:

@@ -1,5 +1,7 @@
 """Compared stacks: ours and Kubeflow's. Each has a kind of jobs and the controllers for it."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -130,6 +132,32 @@ def _trainer(site: Site) -> Iterator[tuple[int, ...]]:
         yield trainer, jobset
 
 
+@contextmanager
+def _minimal(site: Site) -> Iterator[tuple[int, ...]]:
+    server = site.control_plane.server
+    pair, _ = site.control_plane.user(_MINIMAL, ["system:masters"])
+    paths = [server.authority, pair.certificate, pair.key]
+    command = [sys.executable, "-m", "benchmarks.operator.beside.minimal", server.address, server.port, *paths]
+    log = site.control_plane.directory / "minimal.log"
+    with log.open("wb") as file, subprocess.Popen([*map(str, command)], stdout=file, stderr=file) as process:
+        try:
+            yield (process.pid,)
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _jobset(site: Site) -> Iterator[tuple[int, ...]]:
+    with _deployed(_JOBSET, kubeflow.jobset(), site) as process:
+        yield (process,)
+
+
+@contextmanager
+def _no_controller(_site: Site) -> Iterator[tuple[int, ...]]:
+    yield ()
+
+
 def _deployed(deployment: Deployment, controller: kubeflow.Controller, site: Site) -> AbstractContextManager[int]:
     folder = site.control_plane.directory / deployment.name
     return running(deployment, controller, site.control_plane, site.cluster.api, folder)
@@ -152,12 +180,31 @@ def _train_job(name: str, workers: int) -> Json:
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec}
 
 
+def _job_set(name: str, workers: int) -> Json:
+    replicated = {"name": "node", "template": {"spec": _indexed(workers) | {"backoffLimit": 0}}}
+    spec = {"replicatedJobs": [replicated], "failurePolicy": {"maxRestarts": 10}}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
+
+
+def _plain_job(name: str, workers: int) -> Json:
+    spec = _indexed(workers) | {"backoffLimit": 2**31 - 1}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def _indexed(workers: int) -> Json:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "node", "image": "trainer"}]}
+    spec = {"completionMode": "Indexed", "completions": workers, "parallelism": workers}
+    return spec | {"template": {"spec": pod}}
+
+
 def _says_nothing(_labels: Json) -> str:
     return ""
 
 
 _PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothing)
 _TRAIN_JOB_PODS = PodKind("jobset.sigs.k8s.io/jobset-name", "node", _says_nothing)
+_MINIMAL = "minimal"
+"""User name of the controller with the fewest requests."""
 _PYTORCH_JOBS, _TRAIN_JOBS = "kubeflow.org/v1/pytorchjobs", "trainer.kubeflow.org/v1alpha1/trainjobs"
 
 ONE_PHASE = Stack("pseudoreal", RESOURCE, OURS, (OPERATOR,), one_phase, _ours)
@@ -172,4 +219,23 @@ TRAINING_OPERATOR = Stack(
     decides=lambda pod: pod.endswith("-master-0"),
 )
 TRAINER = Stack("Trainer and JobSet", _TRAIN_JOBS, _TRAIN_JOB_PODS, ("trainer", "jobset"), _train_job, _trainer)
-STACKS = (ONE_PHASE, TRAINING_OPERATOR, TRAINER, TWO_PHASES)
+MINIMAL = Stack("minimal requests", RESOURCE, OURS, (_MINIMAL,), one_phase, _minimal)
+STACKS = (ONE_PHASE, TRAINING_OPERATOR, TRAINER, MINIMAL, TWO_PHASES)
+JOBSET = Stack(
+    "JobSet, jobs recreated",
+    "jobset.x-k8s.io/v1alpha2/jobsets",
+    _TRAIN_JOB_PODS,
+    ("jobset",),
+    _job_set,
+    _jobset,
+)
+JOB = Stack(
+    "a Job alone",
+    "batch/v1/jobs",
+    PodKind("batch.kubernetes.io/job-name", "node", _says_nothing),
+    (),
+    _plain_job,
+    _no_controller,
+)
+RESTARTING = (ONE_PHASE, JOBSET, JOB)
+"""Stacks that replace lost pods."""

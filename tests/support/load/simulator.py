@@ -52,6 +52,9 @@ class Simulator:
         """Job -> its running pods."""
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._alive: dict[str, Json] = {}
+        """UID -> pod that was started and has neither ended nor been deleted."""
+        self._deleted: set[str] = set()
         self.started = 0
 
     @asynccontextmanager
@@ -76,6 +79,20 @@ class Simulator:
         for pod in self._held.pop(job, []):
             self._begin(self._end(pod))
 
+    def alive(self) -> int:
+        """Return the number of pods that run."""
+        return len(self._alive)
+
+    async def lose(self) -> int:
+        """Fail all running pods, as the pod garbage collector does with the pods of a node that is gone; return their
+        number."""
+        lost = [*self._alive.values()]
+        self._alive.clear()
+        self._held.clear()
+        status = lost_with_node(self._kind, datetime.now(UTC))
+        await asyncio.gather(*(self._patch(pod, status, "pod-loss") for pod in lost))
+        return len(lost)
+
     async def _watch(self) -> None:
         """Watch the pods, again whenever the API server ends the watch, as it does for slow clients.
 
@@ -84,8 +101,12 @@ class Simulator:
         known: set[str] = set()
         while True:
             async for change, pod in self._connection.watch(self._pods, self._kind.job_label):
-                if change == "ADDED" and pod["metadata"]["uid"] not in known:
-                    known.add(pod["metadata"]["uid"])
+                uid = pod["metadata"]["uid"]
+                if change == "DELETED" or pod["metadata"].get("deletionTimestamp"):
+                    self._deleted.add(uid)
+                    self._alive.pop(uid, None)
+                elif change == "ADDED" and uid not in known:
+                    known.add(uid)
                     self._begin(self._start(pod))
 
     def _begin(self, work: Any) -> None:
@@ -96,7 +117,12 @@ class Simulator:
     async def _start(self, pod: Json) -> None:
         await self._patch(pod, running(self._kind), "pod-start")
         self.started += 1
+        uid = pod["metadata"]["uid"]
+        if uid not in self._deleted:
+            self._alive[uid] = pod
         await asyncio.sleep(RUN_SECONDS)
+        if uid not in self._alive:
+            return
         job = pod["metadata"]["labels"][self._kind.job_label]
         if job in self._released:
             await self._end(pod)
@@ -104,6 +130,7 @@ class Simulator:
             self._held[job].append(pod)
 
     async def _end(self, pod: Json) -> None:
+        self._alive.pop(pod["metadata"]["uid"], None)
         await self._patch(pod, ended(self._kind, pod["metadata"]["labels"], datetime.now(UTC)), SIMULATOR_END)
 
     async def _patch(self, pod: Json, status: Json, manager: str) -> None:
@@ -124,6 +151,14 @@ def running(kind: PodKind) -> Json:
 def ended(kind: PodKind, labels: Json, now: datetime) -> Json:
     terminated = {"exitCode": 0, "reason": "Completed", "message": kind.message(labels)}
     return _status("Succeeded", kind, {"terminated": terminated | {"finishedAt": clock.to_text(now)}}, ready=False)
+
+
+def lost_with_node(kind: PodKind, now: datetime) -> Json:
+    """Return the status of a pod whose node is gone."""
+    terminated = {"exitCode": 137, "reason": "Error", "message": "", "finishedAt": clock.to_text(now)}
+    failed = _status("Failed", kind, {"terminated": terminated}, ready=False)
+    reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "its node is gone"}
+    return failed | {"conditions": [*failed["conditions"], reason]}
 
 
 def _status(phase: str, kind: PodKind, state: Json, *, ready: bool) -> Json:
