@@ -50,7 +50,7 @@ class _Course:
     async def run(self) -> Life:
         names = [job_name(number) for number in range(self.load.jobs)]
         async with connect(self.site.control_plane.server) as connection:
-            simulator = Simulator(connection, NAMESPACE, self.stack.pods)
+            simulator = Simulator(connection, NAMESPACE, self.stack.pods, self.load.workers)
             async with simulator.running():
                 begun, controllers, servers = time.time(), self._controllers(), self._servers()
                 others = busy_seconds() - controllers - servers - time.process_time()

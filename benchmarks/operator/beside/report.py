@@ -86,7 +86,8 @@ it does not read the limit in its configuration. All controllers have their defa
 A *write* is a request that changes a job, its status or its children. Events, dry runs and refused requests are counted
 as requests, but not as writes. (When pseudoreal's operator first sees a PseudoRealJob, it makes a dry run of each Job
 of this PseudoRealJob.) Requests about Leases, and watches, are counted neither as requests nor as writes. A PyTorchJob
-ends when its master ends; the other kinds of jobs end when the last of their pods ends."""
+ends when its master ends, so the simulator lets the master end after all workers, as in a training, in which all ranks
+end together. The other kinds of jobs end when the last of their pods ends."""
 
 
 _LOSS = """\

@@ -201,7 +201,11 @@ def _says_nothing(_labels: Json) -> str:
     return ""
 
 
-_PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothing)
+def _is_master(pod: str) -> bool:
+    return pod.endswith("-master-0")
+
+
+_PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothing, ends_last=_is_master)
 _TRAIN_JOB_PODS = PodKind("jobset.sigs.k8s.io/jobset-name", "node", _says_nothing)
 _MINIMAL = "minimal"
 """User name of the controller with the fewest requests."""
@@ -216,7 +220,7 @@ TRAINING_OPERATOR = Stack(
     ("training-operator",),
     _pytorch_job,
     _training_operator,
-    decides=lambda pod: pod.endswith("-master-0"),
+    decides=_is_master,
 )
 TRAINER = Stack("Trainer and JobSet", _TRAIN_JOBS, _TRAIN_JOB_PODS, ("trainer", "jobset"), _train_job, _trainer)
 MINIMAL = Stack("minimal requests", RESOURCE, OURS, (_MINIMAL,), one_phase, _minimal)

@@ -5,7 +5,7 @@ contract, so pods are simulated as a whole here.
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -39,12 +39,16 @@ class PodKind:
     container: str
     message: Callable[[Json], str]
     """Function from the labels of a pod to its termination message."""
+    ends_last: Callable[[str], bool] = lambda _name: False
+    """Function from the name of a pod to whether it waits for the ends of the other pods of its job, as all ranks end
+    together. Needed for kinds whose job ends with this pod."""
 
 
 class Simulator:
     """Simulates pods; pods of a job run without end until the job is released."""
 
-    def __init__(self, connection: Connection, namespace: str, kind: PodKind) -> None:
+    def __init__(self, connection: Connection, namespace: str, kind: PodKind, pods: int = 1) -> None:
+        """`pods`: number of pods of a job, if some of them end last."""
         self._connection, self._kind = connection, kind
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._released: set[str] = set()
@@ -55,6 +59,11 @@ class Simulator:
         self._alive: dict[str, Json] = {}
         """UID -> pod that was started and has neither ended nor been deleted."""
         self._deleted: set[str] = set()
+        self._others_of_job = pods - 1
+        self._last: dict[str, Json] = {}
+        """Job -> its pod that waits for the other pods."""
+        self._ended: Counter[str] = Counter()
+        """Job -> number of its pods that have ended."""
         self.started = 0
 
     @asynccontextmanager
@@ -130,8 +139,15 @@ class Simulator:
             self._held[job].append(pod)
 
     async def _end(self, pod: Json) -> None:
+        job = pod["metadata"]["labels"][self._kind.job_label]
+        if self._kind.ends_last(pod["metadata"]["name"]) and self._ended[job] < self._others_of_job:
+            self._last[job] = pod
+            return
         self._alive.pop(pod["metadata"]["uid"], None)
         await self._patch(pod, ended(self._kind, pod["metadata"]["labels"], datetime.now(UTC)), SIMULATOR_END)
+        self._ended[job] += 1
+        if self._ended[job] == self._others_of_job and job in self._last:
+            await self._end(self._last.pop(job))
 
     async def _patch(self, pod: Json, status: Json, manager: str) -> None:
         path = f"{self._pods}/{pod['metadata']['name']}/status"
