@@ -373,7 +373,7 @@ def section() -> str:
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
     share = f"… as a share of the time of {EVERY_STEPS} steps"
     own_loads = "".join(
-        f" {one.way} loads its own files in {one.load_seconds:.2f} s."
+        f" {one.way} loads its own files from the page cache in {one.load_seconds:.2f} s."
         for one in found.savings
         if one.load_seconds is not None
     )
@@ -394,11 +394,11 @@ compares this digest with the saved digest. For comparison, the benchmark copied
 read them by `cat` to `/dev/null`:
 
 - A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s to copy
-  the same files, so the save has {save_rate:.0%} of the throughput of the copy.
-- If the files are in the page cache, pseudoreal loads them in {found.load_seconds:.2f} s. `cat` reads them in
+  the same files, so the save has {save_rate:.0%} of the throughput of `cp` and `sync`.
+- If the files are in the page cache, pseudoreal loads them in {found.load_seconds:.2f} s. `cat` reads the same files in
   {found.read_seconds:.2f} s, so the load has {load_rate:.0%} of the throughput of `cat`.
-- If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. `cat` reads them in
-  {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of the throughput of `cat`.
+- If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. `cat` reads the same
+  files in {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of the throughput of `cat`.
 - From the page cache, torch.distributed.checkpoint loads its own files in {found.dcp_load_seconds:.2f} s, without
   comparing digests.{own_loads}"""
 

@@ -82,7 +82,8 @@ def section() -> str:
 One rank trains models that differ only in their number of layers. The hidden size is 128. A step has 4 micro-batches,
 and a micro-batch has 2 sequences of 64 bytes. The state is on the host, the window has {WINDOW} slots, and blocks are
 recomputed in the backward pass. The table shows that the time of a step grows in proportion to the number of layers.
-The memory of the slots for working copies (the column *slots*) is the same for any number of layers.
+The window, which holds working copies of the weights of layers, takes the same memory with any number of layers (the
+column *slots*).
 
 | layers | ms per step | ms per step and layer | slots, MiB |
 | ---: | ---: | ---: | ---: |

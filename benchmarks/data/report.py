@@ -40,9 +40,9 @@ _TEXT = f"""The compared programs are called *stacks*. The stacks of a table tak
 process. A cell shows the median of several values, with the quartiles in square brackets. In the tables of preparation
 and windows, there is one value for each turn. In the tables of the loss and of the Llama, there is one value for each
 timed pass or step of each turn. If the distance between the quartiles is more than {MOST_SPREAD:.0%} of the median,
-other programs disturbed the measurement. Then the cell shows "not quiet" and this distance as a share of the median,
-and no comparison uses the cell. A factor in round brackets is the speed of pseudoreal divided by the speed of the stack
-in this row. If the factor is above 1, pseudoreal is faster."""
+other programs disturbed the measurement. In this case, the cell shows "not quiet" and the distance as a share of the
+median, and no comparison uses the cell. A factor in round brackets is the speed of pseudoreal divided by the speed of
+the stack in this row. If the factor is above 1, pseudoreal is faster."""
 
 _AIMS = """This project has aims for the figures in the following table. The sections below the table explain these
 figures."""
@@ -233,18 +233,18 @@ def _reading(found: Reading) -> str:
     return f"""### Windows at random
 
 A *window* is a sample of {found.window:,} consecutive tokens. Each stack reads windows at random places of a file of
-{found.file_bytes / 2**30:.2g} GiB, which has two bytes for each token. The stack returns batches of 64 windows,
-converted to 32-bit numbers. It reads {counts}. The benchmark fails unless all stacks return the same tokens. In a warm
-turn, the file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache
+{found.file_bytes / 2**30:.2g} GiB, which has two bytes for each token. Each stack returns batches of 64 windows,
+converted to 32-bit numbers. Each stack reads {counts}. The benchmark fails unless all stacks return the same tokens. In
+a warm turn, the file is in the page cache. Before a cold turn, the benchmark drops the file from the page cache
 (`posix_fadvise`, DONTNEED). If the machine is virtual, the physical machine that runs it may still have the file in a
 cache. The versions of the compared packages are {versions}.
 
-- *{OURS}* reads each window as one piece of the file, wherever documents begin and end.
+- *{OURS}* reads the tokens of each window in one piece from the file, no matter where documents begin and end.
 - *{ORDERED}* also computes the random order of the windows during the turn. The stacks of all other rows get a list of
   the windows before the turn.
 - *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. In this row, documents have 1,000 tokens
   on average, so a window consists of parts of several documents.
-- *{LONG}* reads the same tokens, but they are divided into documents of 2^20 tokens. So almost every window lies in one
+- *{LONG}* is IndexedDataset with the same tokens, but with documents of 2^20 tokens. So almost every window lies in one
   document, which is the best case for Megatron.
 - *{DATATROVE}* is datatrove's DatatroveFileDataset.
 
@@ -256,11 +256,11 @@ def _resident(found: Resident) -> str:
 
 A process imports everything that a rank imports. Then the process opens a data set that mixes two sources (sets of
 token files), with {found.samples:.2e} samples of {found.sequence} tokens. The data set has
-{found.token_bytes / 1e12:.3g} TB in {found.files:,} shards of this project's format. The shards are sparse files, which
-take no room on the disk. A step has {found.batch:,} samples. The process reads the samples of the first {found.steps:,}
-steps of the first epoch, and then the samples of {found.steps:,} steps that begin with the last step of the first
-epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by
-{found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
+{found.token_bytes / 1e12:.3g} TB in {found.files:,} shards, which are token files in this project's format. The shards
+are sparse files, so they take almost no room on the disk. A step has {found.batch:,} samples. The process reads the
+samples of the first {found.steps:,} steps of the first epoch, and then the samples of {found.steps:,} steps that begin
+with the last step of the first epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after
+the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -276,8 +276,8 @@ def _losses(found: Losses) -> str:
     return f"""### Loss of large vocabularies
 
 The table shows the time and the memory that the final norm, the head and the loss take, including all of their
-gradients, for {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes logits and loss for a
-part of the tokens at a time (a chunk), as in training. *{WHOLE}* calls `F.linear` and `F.cross_entropy` on all tokens
+gradients, for {found.tokens:,} tokens of hidden size {found.hidden} in float32. *{OURS}* computes logits and loss for
+one part of the tokens after the other, as in training. *{WHOLE}* calls `F.linear` and `F.cross_entropy` on all tokens
 at once. The benchmark fails if the losses of the two stacks, or the norms of their gradients, differ by more than
 {TOLERANCE:g} (relative). The memory is the peak during the computation, without the memory of the weights and of the
 input.
@@ -300,13 +300,13 @@ def _training(found: Training) -> str:
 
 The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences} sequences of
 {found.sequence_length:,} tokens. Each stack trains in float32 with AdamW and clipping, on {found.threads} threads of
-one process. *{OURS}* is this project's trainer. It reads token files that `pseudoreal data prepare` wrote, and writes
-its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop starts with the
-same weights as pseudoreal, and has all samples in memory. In {found.steps} steps the loss falls from
+one process. *{OURS}* is this project's trainer. The trainer reads token files that `pseudoreal data prepare` wrote, and
+writes its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop starts
+with the same weights as pseudoreal, and has all samples in memory. In {found.steps} steps the loss falls from
 {found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
 {found.apart:.1e} (relative); the benchmark fails if they differ by more than {TOLERANCE:g}. In the median turn,
 pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps; in the worst turn, during
-{max(found.waited):.3%}. The waiting and the time include the first step of the turn.
+{max(found.waited):.3%}. Both the time of waiting and the time of the steps include the first step of the turn.
 
 {_markdown(["", "ms a step", "tokens a second"], rows)}"""
 

@@ -34,24 +34,24 @@ CHANGES = Path(__file__).with_name("changes.md")
 _READING = """\
 The picture has a panel for each study. Each line shows the speed-up in seconds of an arm, with its 95 % interval as a
 band. An arm with one seed has no band. A line is dashed if the arm ends with a higher loss than unshared training (†),
-or if only a bound of its speed-up is known. The line of an arm that shares weights rises as long as real steps wait for
-bytes and pseudo steps do not. The line stops rising at the cost ratio at which moving the bytes of a pseudo step takes
-as long as the computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. So more waiting makes
-real and pseudo steps slower by the same factor, and the speed-up does not change.
+or if only a bound of its speed-up is known. The line of an arm that shares weights rises over the cost ratios at which
+real steps wait for bytes and pseudo steps do not. The line stops rising at the cost ratio at which moving the bytes of
+a pseudo step takes as long as the computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. From
+there on, a higher cost ratio makes real and pseudo steps slower by the same factor, so the speed-up does not change.
 
 This page states the cost of a step as a share of the cost of a step of unshared training. This share of the cost is the
 larger of two numbers. The first number is the share of operations, divided by the cost ratio. (The share of operations
 is the number of operations of the step, divided by the number of operations of a step of unshared training.) The second
 number is the share of bytes: the number of bytes of the state, divided by the number of bytes of the state in unshared
-training. Both shares count the layers alone, without embedding and head. With embedding and head, a phase with few
-layers saves less time than the layers alone suggest. For instance, for the job of 124 M parameters in the table below,
-the planner predicts that a step with 4 of 12 layers takes 0.67 times as long as a real step. The share of operations of
-the layers alone is 0.33.
+training. Both shares count the layers alone, without embedding and head. But embedding and head take time, too, so a
+phase with few layers saves less time than the share of operations suggests. For instance, for the job of 124 M
+parameters in the table below, the planner predicts that a step with 4 of 12 layers takes 0.67 times as long as a real
+step. The share of operations of this step is 0.33.
 
 The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine. For
-a mark, the cost ratio is the seconds of a step of the last phase, divided by the seconds of a step of the first phase.
-If the phases of the job have different layouts, this cost ratio shows the effect of sharing and of the layouts
-together. A mark with a cost ratio below 1 is in the following table, but not in the picture."""
+a mark, the cost ratio is the seconds of a step of the job's last phase, divided by the seconds of a step of the job's
+first phase. If the phases of the job have different layouts, this cost ratio shows the effect of sharing and of the
+layouts together. A mark with a cost ratio below 1 is in the following table, but not in the picture."""
 _SETTING = """\
 - The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio, which stands for
   the speeds of a machine.
@@ -61,10 +61,11 @@ _SETTING = """\
   try the trigger `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) try these
   treatments, this trigger and a state on disk."""
 _RATES = """\
-Separate trainings chose the peak learning rate of each arm. They have another seed than the compared trainings, and
-read other documents. The table has the validation losses of the separate trainings. First, separate trainings with half
-of the full budget compare several rates. Then trainings with the full budget compare the best of these rates with lower
-rates. The rate with the lowest loss at the full budget is chosen; this loss is bold.
+Separate trainings chose the peak learning rate of each arm. The separate trainings have another seed than the trainings
+of the compared arms, and read other documents. The table has the validation losses of the separate trainings. First,
+separate trainings with half of the full budget compare several rates. Then separate trainings with the full budget
+compare the best of these rates with lower rates. The rate with the lowest loss at the full budget is chosen; this loss
+is bold.
 
 Some arms are not in the table, because they take the rate of another arm. An arm that is delinked at 10 % or 50 % takes
 the rate of the arm that is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
@@ -92,16 +93,17 @@ the losses of two arms; compare the columns of differences. A *difference at equ
 minus the final loss of unshared training with the same seed, as the mean over the seeds. A difference *at equal
 operations* is the final loss of the arm minus the loss that unshared training has after as many operations as the whole
 training of the arm. Differences *at equal bytes* and *at equal seconds* are computed in the same way, with bytes and
-seconds in place of operations. Arms have different costs, so these three columns compare each arm with unshared
-training at a different number of tokens. So compare a cell of these columns only with 0, and not with the cell of
-another arm. In a column of losses, a dash means that the arm was not trained with this budget. In a column of
-differences, a dash means that the whole training of the arm costs less than unshared training with its smallest budget.
+seconds in place of operations. Arms have different costs, so the columns *at equal operations*, *at equal bytes* and
+*at equal seconds* compare each arm with unshared training at a different number of tokens. So compare a cell of these
+three columns only with 0, and not with the cell of another arm. In a column of losses, a dash means that the arm was
+not trained with this budget. In a column of differences, a dash means that the whole training of the arm costs less
+than unshared training with its smallest budget.
 
-A *stage* is a phase of an arm. A *share* is a number of operations or bytes divided by the same number for unshared
-training; it counts the layers alone, without embedding and head. The state of a layer is its float32 master weights and
-the two moments of AdamW. *Memory* is how much the memory of the process grows in the last stage of an arm. The table
-does not have the memory of the first stage of a delinked arm. This memory is as large as the memory of the arm that is
-shared throughout."""
+A *stage* is a phase of an arm. A *share* is a number of operations or bytes, divided by the number of operations or
+bytes of unshared training. A share counts the layers alone, without embedding and head. The state of a layer is its
+float32 master weights and the two moments of AdamW. *Memory* is how much the memory of the process grows in the last
+stage of an arm. The tables do not have the memory of the first stage of a delinked arm. This memory is as large as the
+memory of the arm that is shared throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -188,8 +190,8 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
     devices = joined(sorted({"a CPU" if r.device == "cpu" else r.device for r in results})) or "a CPU"
     yield (
         f"- All trials use one text and one vocabulary, and run in {scale.precision} on {devices}. In the last phase,"
-        " all models without experts have the same form, and differ only in their width. The same is true of all models"
-        " with experts."
+        " all models without experts have the same form, and differ only in their width. All models with experts also"
+        " have the same form in the last phase, and differ only in their width."
     )
     yield _SETTING
     if failed := diverged(results):
@@ -239,12 +241,12 @@ def _trend(slopes: dict[Study, dict[str, Trend | str]], scale: Scale) -> Iterato
     yield "## Trend with the size"
     yield (
         "A *difference* is the final loss of an arm minus the final loss of unshared training with the same seed and"
-        " as many tokens. The table has the mean difference at each size of model, and the slope of a line through"
-        " the differences at all sizes, over the logarithm of the number of parameters. With two sizes, the line always"
-        " goes through both mean differences. So the interval of the slope shows only how much the results of the seeds"
-        f" differ. Peak learning rates were chosen at width {scale.tuned_width} only. Models of another width train"
-        " with the same rates, which may not be the best rates for these models. So do not extrapolate the lines to"
-        " larger models."
+        " as many tokens. The table has the mean difference at each size of model, and the slope of a line that is"
+        " fitted to the differences at all sizes. The slope is the change of the difference when the number of"
+        " parameters doubles. With two sizes, the line always goes through both mean differences. So the interval of"
+        " the slope shows only how much the results of the seeds differ. Peak learning rates were chosen at width"
+        f" {scale.tuned_width} only. Models of another width train with the same rates, which may not be the best rates"
+        " for these models. So do not extrapolate the lines to larger models."
     )
     yield tables.trends(slopes)
     if _lines(slopes):

@@ -172,10 +172,10 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     single = [one.trial.arm.name for one in found if len(one.trial.curves) == 1]
     alone = f"\n- Arms with one seed, whose differences have no interval: {named(single)}." if single else ""
     return (
-        "The following table has the final loss of each changed arm. It also has two differences with their 95 %"
-        " intervals: the final loss of the changed arm minus the final loss of its base, and the final loss of the"
-        " changed arm minus the final loss of unshared training with as many tokens. A difference is decided if its"
-        " interval does not contain zero. The decided differences are:\n\n"
+        "The following table has the final loss of each changed arm. For each changed arm, the table also has two"
+        " differences with their 95 % intervals: the final loss of the changed arm minus the final loss of its base,"
+        " and the final loss of the changed arm minus the final loss of unshared training with as many tokens. A"
+        " difference is decided if its interval does not contain zero. The decided differences are:\n\n"
         f"- Arms with a lower loss than their base: {named(better)}.\n"
         f"- Arms with a higher loss than their base: {named(worse)}.\n"
         f"- Arms with a lower loss than unshared training: {named(ahead)}.\n"
@@ -230,8 +230,9 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
         f"The table below is for models of {own.parameters:,} parameters whose layers share one block before the"
         " delink. A percentage says after which share of the tokens the model is delinked; 0 % means unshared training."
         " The best delink is the delink with the highest speed-up in seconds. By the law, the speed-up was computed for"
-        ' each whole percentage up to 99 %. So a best delink at 99 % means "as late as possible". The measured'
-        f" speed-ups come from trials with delinks at {tried}: their tokens are measured, their seconds are computed."
+        ' delinks at each whole percentage from 0 to 99 %. So a best delink at 99 % means "as late as possible". The'
+        f" measured speed-ups come from trials with delinks at {tried}: the tokens of these trials are measured, the"
+        " seconds are computed."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

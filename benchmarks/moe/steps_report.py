@@ -103,19 +103,20 @@ thread, and the ranks communicate by gloo over loopback. Each rank has half of a
 {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}. An expert accepts all tokens that are routed to it. A step
 has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers of
 experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
-batches with AdamW, and keep activations. In each step, the losses of two stacks differ by at most {apart} (relative).
-The benchmark fails if these losses differ by more than {most}. n is the number of micro-batches in a step. Each stack
-runs in {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in this row,
-divided by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed's ZeRO-2 shards gradients
-and optimizer state, so it is compared with the row *gradients sharded*. torchtitan's fully_shard also shards the
-weights, so it is compared with the row *fully sharded*. Versions: {versions}.
+batches with AdamW, and keep activations. In each step, the losses of any two stacks differ by at most {apart}
+(relative). The benchmark fails if these losses differ by more than {most}. n is the number of micro-batches in a step.
+Each stack runs in {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in
+this row, divided by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed runs with ZeRO-2,
+which shards gradients and optimizer state, so DeepSpeed is compared with the row *pseudoreal, gradients sharded*.
+torchtitan runs with fully_shard, which also shards the weights, so torchtitan is compared with the row *pseudoreal,
+fully sharded*. Versions: {versions}.
 
 torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
 torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products with
-the library oneDNN, which compiles a kernel for each new number of rows of an input matrix. The compilation takes longer
-than the matrix product. In pseudoreal and torchtitan, the input matrix of an expert has one row for each token that the
-expert gets, so new numbers of rows are frequent. DeepSpeed pads the input matrices of all experts of a layer to the
-same number of rows, so new numbers of rows are less frequent."""
+the library oneDNN, which compiles a kernel for each new number of rows of an input matrix. The compilation of a kernel
+takes longer than the matrix product. In pseudoreal and torchtitan, the input matrix of an expert has one row for each
+token that the expert gets, so new numbers of rows are frequent. DeepSpeed pads the input matrices of all experts of a
+layer to the same number of rows, so new numbers of rows are less frequent."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -206,19 +207,20 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
 
 
 _FLAT = f"""\
-For each home and number of tokens, the list shows up to how many experts a step takes at most {growth.MOST - 1:.0%}
-longer than with {growth.COUNTS[0]} experts. Then it shows up to how many experts the passes alone take at most
-{growth.MOST - 1:.0%} longer:"""
+For each home and number of tokens, the list has two numbers of experts. Up to the first number, a step takes at most
+{growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts. Up to the second number, the passes alone take at
+most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts:"""
 _WHY = """\
-With the next larger number of experts in the table, a step takes more than 15% longer than with 16 experts. With the
-state on device or host, most of the additional time is time of the passes. With the state on disk, the other threads
-and the disk itself add about as much time as the passes. The optimizer updates all experts in every step, so the time
-of the updates grows with the number of experts, but not with the number of tokens. The passes compute a separate matrix
-product for each expert. With 64 times as many experts, each product has one 64th of the rows, but the same fixed costs.
-Each step also writes gradients for all experts. A profile of one layer with 8,192 tokens was made before the weights of
-experts were stacked in one tensor. In this profile, the products took 0.33 s with 1,024 experts, and 0.20 s with 16
-experts. The router's softmax and choice of experts together took 0.05 s, and take longer with more experts. With more
-tokens in a micro-batch, the additional costs of many experts become a smaller part of a step."""
+In the table, all steps with more experts than the first number take more than 15% longer than the step with 16 experts.
+With the state on device or host, most of the additional time is time of the passes. With the state on disk, the other
+threads and the disk itself add about as much time as the passes. The optimizer updates all experts in every step, so
+the time of the updates grows with the number of experts, but not with the number of tokens. The passes compute a
+separate matrix product for each expert. With 1,024 experts in place of 16, each of these products has one 64th of the
+rows, but the same fixed costs. Each step also writes gradients for all experts. A profile (a list of the times of
+operations) of one layer with 8,192 tokens was made before the weights of experts were stacked in one tensor. In this
+profile, the products of all experts took 0.33 s with 1,024 experts, and 0.20 s with 16 experts. The router's softmax
+and choice of experts together took 0.05 s, and take longer with more experts. With more tokens in a micro-batch, the
+additional costs of many experts become a smaller part of a step."""
 
 
 # Section: routing.
@@ -231,10 +233,10 @@ The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {rout
 one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, an
 expert accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other
 tokens. (The even share is the number of tokens of the sequence, divided by the number of experts of a group.) With top
-k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one for each
-expert that accepts the token. A ratio is the time with top k divided by the time with prototypes. If a ratio is above
-1, prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first divided by
-the rows of this routing."""
+k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one row for
+each expert that accepts the token. A ratio is the time with top k divided by the time with prototypes. If a ratio is
+above 1, prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first
+divided by the rows of this routing."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -263,12 +265,12 @@ Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expe
 this expert, which has {products.OUTPUTS} by {products.INPUTS} elements. One thread computes the forward and the
 backward pass of all these products. Figures are processor milliseconds, medians of {products.TURNS} turns; in brackets
 is the figure divided by the figure of the loop. *Loop* computes the products of the experts one after the other.
-*Grouped* computes them by one call of `torch.nn.functional.grouped_mm`. If this call raises an error for a type of
-number, the table has the message of the error. The benchmark fails unless the results of the loop and of the grouped
-product have the same bits. *Loop, new* is the first loop after the numbers of rows of the experts have changed.
-pseudoreal's engine uses the grouped product if three conditions hold: torch has a grouped product for this type of
-number, the experts have no biases, and each row of the matrices has a multiple of 16 bytes. Otherwise, the engine uses
-the loop."""
+*Grouped* computes the products of all experts by one call of `torch.nn.functional.grouped_mm`. If this call raises an
+error for a type of number, the table has the message of the error. The benchmark fails unless the results of the loop
+and of the grouped product have the same bits. *Loop, new* is the first run of the loop after the numbers of rows of the
+experts have changed. pseudoreal's engine uses the grouped product if three conditions hold: torch has a grouped product
+for this type of number, the experts have no biases, and each row of the matrices has a multiple of 16 bytes. Otherwise,
+the engine uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

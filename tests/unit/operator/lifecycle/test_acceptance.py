@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.check import broken_rules
-from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
 from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.rules.rule import Rule
 from pseudoreal_operator.lifecycle import acceptance
 from pseudoreal_operator.status.conditions import find
 from pydantic import ValidationError
@@ -182,6 +183,25 @@ def test_all_rules_are_evaluated_for_a_job_of_six_phases(monkeypatch: pytest.Mon
     assert says in (acceptance.find_broken_rules(spec, "a", 0) or "")
     monkeypatch.setattr(acceptance, "_MOST_EVALUATIONS", 250)
     assert acceptance.find_broken_rules(spec, "b", 0) is None, "the maximum counts"
+
+
+def test_rules_are_evaluated_once_for_each_generation_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that takes over parses all jobs again, so it has no results of its own."""
+    world = run_until(World(make_job()), "pseudo")
+    world.settle()
+    evaluated = list[str]()
+
+    def record(metadata: JobMetadata, *arguments: Any, **options: Any) -> dict[Rule, str]:
+        evaluated.append(metadata.name)
+        return broken_rules(metadata, *arguments, **options)
+
+    monkeypatch.setattr(acceptance, "broken_rules", record)
+    world.job = PseudoRealJob.from_object(world.job.model_dump(mode="json", by_alias=True, exclude_none=True))
+    assert world.plan().status == world.status
+    assert evaluated == []
+    world.set(phases=[*world.job.spec.phases, _phase("longer", 30)])
+    world.settle()
+    assert len(evaluated) == 1
 
 
 def test_job_that_trains_goes_on_whatever_rules_a_new_release_has() -> None:
