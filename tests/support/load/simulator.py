@@ -110,8 +110,8 @@ class Simulator:
         known: set[str] = set()
         while True:
             async for change, pod in self._connection.watch(self._pods, self._kind.job_label):
-                if change == "BOOKMARK":
-                    continue
+                if change not in ("ADDED", "MODIFIED", "DELETED"):
+                    continue  # a bookmark, or an error after which the API server ends the watch
                 uid = pod["metadata"]["uid"]
                 if change == "DELETED" or pod["metadata"].get("deletionTimestamp"):
                     self._deleted.add(uid)
