@@ -311,6 +311,44 @@ async def test_fault_is_counted_on_what_is_read_and_once(told: str) -> None:
     assert "LIST Pod" in cluster.reads()
 
 
+async def test_pods_of_a_doomed_execution_are_stopped_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, stopping, most = Cluster(100), 0, 0
+    await cluster.start()
+    cluster.world.finish(cluster.world.alive()[0], outcome="Failed")
+    delete = cluster.delete
+
+    async def take_a_while(*arguments: str, **options: Any) -> None:
+        nonlocal stopping, most
+        stopping += 1
+        most = max(most, stopping)
+        await asyncio.sleep(0)
+        await delete(*arguments, **options)
+        stopping -= 1
+
+    monkeypatch.setattr(cluster, "delete", take_a_while)
+    for _ in range(4):
+        await cluster.reconcile()
+    assert cluster.requests.count("DELETE Pod") == 99
+    assert most == 16
+
+
+async def test_an_api_server_that_deletes_no_pod_is_not_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, asked = Cluster(100), list[str]()
+    await cluster.start()
+    cluster.world.finish(cluster.world.alive()[0], outcome="Failed")
+
+    async def fail(_kind: str, _namespace: str, name: str, **_: Any) -> None:
+        asked.append(name)
+        await asyncio.sleep(0)
+        raise TimeoutError
+
+    monkeypatch.setattr(cluster, "delete", fail)
+    with pytest.raises(TimeoutError):
+        for _ in range(4):
+            await cluster.reconcile()
+    assert len(asked) <= 16
+
+
 async def test_pod_that_is_told_while_a_pass_lists_is_not_taken_for_gone() -> None:
     cluster = Cluster(2)
     await cluster.start()
