@@ -57,9 +57,10 @@ _SETTING = """\
   the speeds of a machine.
 - The measured seconds of the trials are not compared, because other programs ran on the machine at the same time.
 - The memory that the arms need is not compared, because the models are too small to show differences between the arms.
-- The trials compare treatments of the optimizer's moments at the delink for at most one arm of each study. They do not
-  try the trigger `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) try these
-  treatments, this trigger and a state on disk."""
+- The value of `delink.optimizerState` decides which optimizer's moments the copies of a block get. The trials compare
+  these values on no more than one arm of each study. They do not try the trigger `until.gradientCorrelation`, or a
+  state on disk. Smaller [earlier trials](method-earlier.md) compare these values for other arms, and try this trigger
+  and a state on disk."""
 _RATES = """\
 Separate trainings chose the peak learning rate of each arm. The separate trainings have another seed than the trainings
 of the compared arms, and read other documents. The table has the validation losses of the separate trainings. First,
@@ -68,7 +69,8 @@ compare the best of these rates with lower rates. The rate with the lowest loss 
 is bold.
 
 Some arms are not in the table, because they take the rate of another arm. An arm that is delinked at 10 % or 50 % takes
-the rate of the arm that is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks, delinked at 30 %*."""
+the rate of the arm that shares the same weights and is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks,
+delinked at 30 %*."""
 _REMEDIES = """\
 The literature names changes of the first phase, and of the transition to the next phase, that may lower the final loss.
 The trials tried each change on one arm of each study, the *base* of the change. Each change was planned with three
@@ -89,15 +91,15 @@ A job cannot share weights as in the last two items of the list. So a plain PyTo
 items (`benchmarks/method/plain.py`)."""
 _MEMORY = """\
 In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do not compare
-the losses of two arms; compare the columns of differences. A *difference at equal tokens* is the final loss of an arm
-minus the final loss of unshared training with the same seed, as the mean over the seeds. A difference *at equal
-operations* is the final loss of the arm minus the loss that unshared training has after as many operations as the whole
-training of the arm. Differences *at equal bytes* and *at equal seconds* are computed in the same way, with bytes and
-seconds in place of operations. Arms have different costs, so the columns *at equal operations*, *at equal bytes* and
-*at equal seconds* compare each arm with unshared training at a different number of tokens. So compare a cell of these
-three columns only with 0, and not with the cell of another arm. In a column of losses, a dash means that the arm was
-not trained with this budget. In a column of differences, a dash means that the whole training of the arm costs less
-than unshared training with its smallest budget.
+two arms by their losses. Use the columns of differences, which compare each arm with unshared training. A *difference
+at equal tokens* is the final loss of an arm minus the final loss of unshared training with the same seed, as the mean
+over the seeds. A difference *at equal operations* is the final loss of the arm minus the loss that unshared training
+has after as many operations as the whole training of the arm. Differences *at equal bytes* and *at equal seconds* are
+computed in the same way, with bytes and seconds in place of operations. Arms have different costs, so the columns *at
+equal operations*, *at equal bytes* and *at equal seconds* compare each arm with unshared training at a different number
+of tokens. So compare a cell of these three columns only with 0, and not with the cell of another arm. In a column of
+losses, a dash means that the arm was not trained with this budget. In a column of differences, a dash means that the
+whole training of the arm costs less than unshared training with its smallest budget.
 
 A *stage* is a phase of an arm. A *share* is a number of operations or bytes, divided by the number of operations or
 bytes of unshared training. A share counts the layers alone, without embedding and head. The state of a layer is its

@@ -21,8 +21,8 @@ _HEAD = f"""<!-- Written by `make generate` from docs/data/tested.json, dev/tool
 # What has run where
 
 In a row, {UNTRIED} means: this project has code for the machine, program or task that the row names, but nobody has
-run this code there. Only linters, schemas and tests with fakes have checked the code of such a row, so expect mistakes.
-[Support](support.md) says where pseudoreal is meant to work."""
+run this code there. Only linters, schemas and tests with fakes have checked the code of an untried row, so expect
+mistakes in this code. [Support](support.md) says where pseudoreal is meant to work."""
 _WORKFLOWS = paths.REPOSITORY / ".github" / "workflows"
 _NEIGHBOURS = (
     (

@@ -153,11 +153,6 @@ def _jobset(site: Site) -> Iterator[tuple[int, ...]]:
         yield (process,)
 
 
-@contextmanager
-def _no_controller(_site: Site) -> Iterator[tuple[int, ...]]:
-    yield ()
-
-
 def _deployed(deployment: Deployment, controller: kubeflow.Controller, site: Site) -> AbstractContextManager[int]:
     folder = site.control_plane.directory / deployment.name
     return running(deployment, controller, site.control_plane, site.cluster.api, folder)
@@ -181,20 +176,11 @@ def _train_job(name: str, workers: int) -> Json:
 
 
 def _job_set(name: str, workers: int) -> Json:
-    replicated = {"name": "node", "template": {"spec": _indexed(workers) | {"backoffLimit": 0}}}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "node", "image": "trainer"}]}
+    job = {"completionMode": "Indexed", "completions": workers, "parallelism": workers, "backoffLimit": 0}
+    replicated = {"name": "node", "template": {"spec": job | {"template": {"spec": pod}}}}
     spec = {"replicatedJobs": [replicated], "failurePolicy": {"maxRestarts": 10}}
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
-
-
-def _plain_job(name: str, workers: int) -> Json:
-    spec = _indexed(workers) | {"backoffLimit": 2**31 - 1}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
-
-
-def _indexed(workers: int) -> Json:
-    pod = {"restartPolicy": "Never", "containers": [{"name": "node", "image": "trainer"}]}
-    spec = {"completionMode": "Indexed", "completions": workers, "parallelism": workers}
-    return spec | {"template": {"spec": pod}}
 
 
 def _says_nothing(_labels: Json) -> str:
@@ -233,13 +219,5 @@ JOBSET = Stack(
     _job_set,
     _jobset,
 )
-JOB = Stack(
-    "a Job alone",
-    "batch/v1/jobs",
-    PodKind("batch.kubernetes.io/job-name", "node", _says_nothing),
-    (),
-    _plain_job,
-    _no_controller,
-)
-RESTARTING = (ONE_PHASE, JOBSET, JOB)
+RESTARTING = (ONE_PHASE, JOBSET)
 """Stacks that replace lost pods."""

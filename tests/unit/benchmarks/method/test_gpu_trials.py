@@ -133,7 +133,7 @@ def test_a_gpu_trains_one_link_at_a_time_and_keeps_what_is_needed(command: Comma
 @pytest.mark.parametrize(
     ("study", "sentence"),
     [
-        ("dense", "{links} trainings. Together these read {tokens} B tokens and take {hours} h, at {step} s a step"),
+        ("dense", "{links} trainings. Together, these read {tokens} B tokens and take {hours} h, at {step} s a step"),
         ("experts", "{links} trainings, which read {tokens} B tokens and take {hours} h"),
     ],
 )
