@@ -235,7 +235,7 @@ bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularie
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty. Beside Kubeflow's
 # operators, which are built first, they take as long again. WORKERS: pods of one job.
 .PHONY: bench-operator
-bench-operator: .venv/all ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks/
+bench-operator: .venv/all ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000 10000"; writes docs/benchmarks/
 	@$(BIN)/python -m benchmarks.operator $(JOBS:%=--jobs %)
 	@$(BIN)/python -m benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 

@@ -17,29 +17,16 @@ MOST_MEANWHILE = 0.2
 def quiet_machine(look_seconds: float = 5.0) -> Iterator[None]:
     """End the program with a sentence if other programs take more than MOST_BEFORE processors in the `look_seconds`
     before the context, or more than MOST_MEANWHILE on average during the context. Children of this process that end
-    within the context, and that this process waits for, belong to the measurement."""
-    refuse_busy(look_seconds)
-    meanwhile = _Clock()
-    yield
-    refuse_disturbed(meanwhile.others())
-
-
-def refuse_busy(look_seconds: float = 5.0) -> None:
-    """End the program with a sentence if other programs take more than MOST_BEFORE processors for `look_seconds`."""
+    within the context belong to the measurement."""
     before = _Clock()
     time.sleep(look_seconds)
     if (others := before.others()) > MOST_BEFORE:
         raise SystemExit(
             f"other programs take {others:.1f} processors, more than {MOST_BEFORE}: end them, then measure"
         )
-
-
-def refuse_disturbed(others: float) -> None:
-    """End the program with a sentence if other programs took more than MOST_MEANWHILE processors.
-
-    `others`: average number of processors that they took during a measurement.
-    """
-    if others > MOST_MEANWHILE:
+    meanwhile = _Clock()
+    yield
+    if (others := meanwhile.others()) > MOST_MEANWHILE:
         raise SystemExit(
             f"other programs took {others:.1f} processors during the measurement, more than {MOST_MEANWHILE}:"
             " its figures are on no page; measure again"

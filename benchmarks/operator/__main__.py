@@ -13,7 +13,7 @@ from benchmarks import claims, machine, pages
 from benchmarks.operator.course import Course, Settings
 from benchmarks.operator.results import OPERATOR, Record, claim, read, section
 from benchmarks.operator.site import site
-from benchmarks.quiet import refuse_busy, refuse_disturbed
+from benchmarks.quiet import quiet_machine
 from tests.support.load.audit import policy
 
 
@@ -27,9 +27,8 @@ from tests.support.load.audit import policy
 def main(jobs: tuple[int, ...], rate: float, sample: int, together: int, quiet: float, write: bool) -> None:
     for number in jobs:
         settings = Settings(number, rate, min(sample, number // 2), together, quiet)
-        refuse_busy()
-        record = _measured(settings)
-        refuse_disturbed(record.others)
+        with quiet_machine():
+            record = _measured(settings)
         progress.note(record.model_dump_json(indent=1))
         if write:
             _write(record)

@@ -24,7 +24,7 @@ from tests.support.load.audit import (
 )
 from tests.support.load.connection import connect
 from tests.support.load.simulator import OURS, Simulator
-from tests.support.load.usage import busy_seconds, usage
+from tests.support.load.usage import busy_seconds
 
 JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 _AT_ONCE = 16
@@ -208,8 +208,7 @@ class Course:
 
     def _own(self) -> float:
         """Return the processor seconds of this program, the control plane and the running operator."""
-        servers = sum(usage(process.pid).seconds for process in self.site.control_plane.processes)
-        return time.process_time() + servers + self._processor()
+        return time.process_time() + self.site.servers_seconds() + self._processor()
 
     def _processor(self) -> float:
         return usage_of(self.site.operators[-1]).seconds

@@ -47,6 +47,10 @@ class Site:
         said = [json.loads(line) for text in texts for line in text if line.startswith("{") and line.endswith("}")]
         return dict(Counter(line["event"] for line in said if line.get("level") in ("warning", "error", "critical")))
 
+    def servers_seconds(self) -> float:
+        """Return the processor seconds of etcd, the API server and the controller manager."""
+        return sum(usage(process.pid).seconds for process in self.control_plane.processes)
+
     def transitions(self) -> int:
         """Return how often the Lease changed its holder."""
         (lease,) = self.cluster.list("apis/coordination.k8s.io/v1 leases")

@@ -1,11 +1,10 @@
-"""Bounds of CPU time that hold on slow and busy machines, too: they scale with the time of a loop that is timed beside
-them."""
+"""Bounds of CPU time for machines of any speed: a bound is multiplied by `slowness()`, measured beside it."""
 
 import time
 from collections.abc import Callable
 
 _LOOP_SECONDS = 0.011
-"""CPU time of `spin` on the machine that the bounds are set for."""
+"""CPU seconds of `spin()` on the reference machine."""
 
 
 def spin(times: int = 1) -> None:
@@ -14,7 +13,7 @@ def spin(times: int = 1) -> None:
 
 
 def seconds(act: Callable[[], object], times: int = 1) -> float:
-    """Return the least CPU time of `times` runs."""
+    """Return the CPU seconds of this thread in the fastest of `times` runs of `act`."""
     found = []
     for _ in range(times):
         begin = time.thread_time()
@@ -24,5 +23,5 @@ def seconds(act: Callable[[], object], times: int = 1) -> float:
 
 
 def slowness() -> float:
-    """Return how many times as long as the machine that the bounds are set for this one computes; at least 1."""
+    """Return the CPU time of a loop on this machine, divided by its time on the reference machine; at least 1."""
     return max(1.0, seconds(spin, 2) / _LOOP_SECONDS)

@@ -13,7 +13,7 @@ from benchmarks.operator.beside.loss import measure as measure_loss
 from benchmarks.operator.beside.report import claim, draw, section
 from benchmarks.operator.beside.results import BESIDE, Life, Lives, read
 from benchmarks.operator.beside.stacks import RESTARTING, STACKS, TWO_PHASES, Stack
-from benchmarks.quiet import refuse_busy, refuse_disturbed
+from benchmarks.quiet import quiet_machine
 
 _PODS, _MANY = 2, (200, 1000, 5000)
 _WORKERS = (1000, 5000, 10_000)
@@ -42,21 +42,20 @@ def main(
             if stack is not TWO_PHASES:
                 _write(read().with_life(_measured(stack, Load(1, number, idle))))
     for stack in RESTARTING if lost else ():
-        refuse_busy()
-        loss = measure_loss(stack, lost)
+        with quiet_machine():
+            loss = measure_loss(stack, lost)
         progress.note(loss.model_dump_json(indent=1))
         _write(read().with_loss(loss))
     if reporters:
-        refuse_busy()
-        reporting = reports.measure(reporters, _REPORTING_SECONDS)
+        with quiet_machine():
+            reporting = reports.measure(reporters, _REPORTING_SECONDS)
         progress.note(reporting.model_dump_json(indent=1))
         _write(read().model_copy(update={"reporting": reporting}))
 
 
 def _measured(stack: Stack, load: Load) -> Life:
-    refuse_busy()
-    life = measure(stack, load)
-    refuse_disturbed(life.others)
+    with quiet_machine():
+        life = measure(stack, load)
     progress.note(life.model_dump_json(indent=1))
     return life
 

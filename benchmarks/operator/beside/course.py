@@ -52,14 +52,14 @@ class _Course:
         async with connect(self.site.control_plane.server) as connection:
             simulator = Simulator(connection, NAMESPACE, self.stack.pods, self.load.workers)
             async with simulator.running():
-                begun, controllers, servers = time.time(), self._controllers(), self._servers()
+                begun, controllers, servers = time.time(), self._controllers(), self.site.servers_seconds()
                 others = busy_seconds() - controllers - servers - time.process_time()
                 await self._apply(connection, simulator, names)
                 await self._end(simulator)
                 seconds = time.time() - begun
-                own = self._controllers() + self._servers() + time.process_time()
+                own = self._controllers() + self.site.servers_seconds() + time.process_time()
                 others = busy_seconds() - own - others
-                spent = self._controllers() - controllers, self._servers() - servers
+                spent = self._controllers() - controllers, self.site.servers_seconds() - servers
                 idle = await self._rest()
         seen = self.site.audit.requests()
         last = max(measures.ends(seen).values())
@@ -114,10 +114,6 @@ class _Course:
 
     def _controllers(self) -> float:
         return sum(usage(process).seconds for process in self.processes)
-
-    def _servers(self) -> float:
-        """Return the processor seconds of etcd, the API server and the controller manager."""
-        return sum(usage(process.pid).seconds for process in self.site.control_plane.processes)
 
 
 def idle_begin(last: float) -> float:

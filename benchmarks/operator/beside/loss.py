@@ -14,10 +14,9 @@ from benchmarks.operator.site import NAMESPACE, Site, site
 from tests.support.load.audit import between, job_name
 from tests.support.load.connection import connect
 from tests.support.load.simulator import Simulator
-from tests.support.load.usage import usage
 
 _SETTLED_SECONDS = 15.0
-"""Seconds after the start of all pods before they are lost."""
+"""Seconds between the start of the last pod and the loss of all pods."""
 _PATIENCE_SECONDS = 600.0
 
 
@@ -38,11 +37,11 @@ async def _lose(stack: Stack, workers: int, found: Site) -> Loss:
             await connection.request("POST", path, stack.job(job_name(0), workers))
             await _until_alive(simulator, workers)
             await asyncio.sleep(_SETTLED_SECONDS)
-            begun, before = time.time(), _servers(found)
+            begun, before = time.time(), found.servers_seconds()
             lost = await simulator.lose()
             injected = time.time()
             await _until_alive(simulator, workers)
-            ended, spent = time.time(), _servers(found) - before
+            ended, spent = time.time(), found.servers_seconds() - before
     caused = measures.caused(between(found.audit.requests(), begun, ended), stack.users)
     return Loss(
         stack=stack.title,
@@ -61,8 +60,3 @@ async def _until_alive(simulator: Simulator, workers: int) -> None:
             raise TookTooLong(f"{simulator.alive()} of {workers} pods ran within {_PATIENCE_SECONDS:.0f} s")
         simulator.check()
         await asyncio.sleep(0.1)
-
-
-def _servers(found: Site) -> float:
-    """Return the processor seconds of etcd, the API server and the controller manager."""
-    return sum(usage(process.pid).seconds for process in found.control_plane.processes)

@@ -1,4 +1,4 @@
-"""Floor of the comparison: a controller of PseudoRealJobs with only the requests that no operator could leave out.
+"""Floor of the comparison: a controller of PseudoRealJobs with the fewest possible requests.
 
 For each PseudoRealJob it creates a Service and a Job, and writes two statuses: that the job trains, and that the job
 has ended. It reads watches only, and survives no fault. `python -m benchmarks.operator.beside.minimal` is given the

@@ -105,10 +105,13 @@ def words_of(pid: int) -> list[str]:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """Kill processes and wait until they are gone."""
+    """Kill processes, wait until they are gone, and leave no zombies of this program's children, so that their
+    processor time counts as time of children."""
     for pid in pids:
         _signal(pid, signal.SIGKILL)
     _wait(lambda: not any(start_ticks(pid) for pid in pids))
+    for pid in pids:
+        _reap(pid)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def trainer() -> Controller:
 
 
 def trainer_configuration() -> Path:
-    """Return the path of the configuration with which the Trainer's manifests deploy it."""
+    """Return the path of the configuration file in the Trainer's own manifests."""
     return built(_TRAINER) / "trainer-configuration.yaml"
 
 
@@ -70,7 +70,8 @@ def torch_runtime() -> Path:
 
 
 def jobset() -> Controller:
-    """Return the JobSet controller pinned by dev/tools/jobset, which the Trainer needs, after building it if needed."""
+    """Return the JobSet controller pinned by dev/tools/jobset, after building it if needed. The Trainer creates
+    JobSets."""
     return _controller(_JOBSET)
 
 

@@ -23,9 +23,9 @@ from pseudoreal_operator.untrusted_text import sanitize
 POD_BYTES = 65_536
 """Maximum size of a pod in bytes; a plain job's pod has 5,000."""
 _MOST_EVALUATIONS = 300
-"""Maximum number of evaluations of the rules across fields for one job, which take about 10 ms: all other jobs wait.
-This suffices for six phases. Rules that are left out were the API server's to check, and the trainer checks its
-configuration again."""
+"""Maximum number of evaluations of rules across fields for one job: enough for six phases. 300 evaluations take about
+10 ms, and all other jobs wait meanwhile. For later phases, the policy of the API server and the trainer's check of its
+configuration remain."""
 _OPERATORS: dict[str, Any] = {
     "restartPolicy": "Never",
     "hostname": None,

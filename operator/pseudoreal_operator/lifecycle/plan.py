@@ -226,8 +226,8 @@ def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
     """Return the status to write: the decision's status, completed with conditions, state, phase times and served
     requests."""
     old, generation, now = view.observed.status, view.metadata.generation, view.now
-    is_valid = decision.ended or _was_accepted(old, generation)
-    problem = None if is_valid else find_problem_now(view.spec, view.metadata.name, decision.status.phases)
+    is_checked = decision.ended or _was_accepted(old, generation)
+    problem = None if is_checked else find_problem_now(view.spec, view.metadata.name, decision.status.phases)
     accepted = not_accepted(problem) if problem else decision.accepted
     delinked = conditions.delinked_condition(view.spec, decision.status.phases)
     wanted = [accepted, decision.progressing, delinked, decision.suspended]
@@ -244,8 +244,11 @@ def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
 
 
 def _was_accepted(status: PseudoRealJobStatus, generation: int) -> bool:
-    """Return whether an earlier pass has found this generation of the spec valid. The check costs more than the rest of
-    a plan, and an operator that takes over plans for all jobs at once. Each phase is checked again when it starts."""
+    """Return whether an earlier pass has found this generation of the spec valid.
+
+    The check costs more than the rest of a plan, and an operator plans for all jobs at once when it takes over. Each
+    phase is checked again when it starts.
+    """
     accepted = conditions.find(status, "Accepted")
     return accepted is not None and (accepted.status, accepted.observed_generation) == ("True", generation)
 

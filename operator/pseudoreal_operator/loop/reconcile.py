@@ -58,9 +58,9 @@ _SERVER_ERROR = 500
 _ORDINARY_BYTES = 2**18
 """Maximum bytes of an ordinary job. Only few passes over larger jobs run at a time, because a pass keeps the job, and
 copies of its parts, in memory until the end of the pass."""
-_STOPPED_AT_ONCE = 16
-"""Maximum number of simultaneous deletions of pods of a job: for 1,000 pods, one after the other would take longer than
-the start of 1,000 new pods."""
+_DELETIONS_AT_ONCE = 16
+"""Maximum number of simultaneous deletions of pods, over all jobs. Deletions of 1,000 pods one after the other made the
+next execution 13 s later."""
 _LARGE_AT_ONCE = 2
 """Maximum number of simultaneous passes over larger jobs."""
 
@@ -105,6 +105,8 @@ class Dependencies:
     memory: Memory = field(default_factory=Memory)
     large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
+    pod_deletions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DELETIONS_AT_ONCE))
+    """Held during each deletion of a pod."""
     unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
     """Reports of unreadable jobs that were written to a status; each report is written once."""
 
@@ -427,22 +429,24 @@ class _PlanExecutor:
     async def _stop_and_delete(self, wanted: Plan) -> None:
         namespace = self.metadata.namespace
         stopped = set[str]()
-        places, errors = asyncio.Semaphore(_STOPPED_AT_ONCE), list[Exception]()
+        names, errors = iter(wanted.stop), list[Exception]()
 
-        async def stop(name: str) -> None:
-            async with places:
-                if errors:
-                    return  # an API server that does not answer is not asked once for each pod
+        async def stop_next() -> None:
+            """Stop one pod after the other, until none is left or one could not be stopped."""
+            for name in names:
                 try:
-                    await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
+                    async with self.deps.pod_deletions:
+                        await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
                 except Exception as error:
                     errors.append(error)
                     return
-            stopped.add(name)
-            log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
+                stopped.add(name)
+                log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
+                if errors:
+                    return  # the next pass stops the rest
 
         try:
-            await asyncio.gather(*map(stop, wanted.stop))
+            await asyncio.gather(*(stop_next() for _ in range(_DELETIONS_AT_ONCE)))
         finally:
             # Once for all pods, because the memory looks through all pods of the job.
             self.deps.memory.deleted("Pod", self.name, stopped)

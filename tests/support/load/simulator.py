@@ -40,8 +40,8 @@ class PodKind:
     message: Callable[[Json], str]
     """Function from the labels of a pod to its termination message."""
     ends_last: Callable[[str], bool] = lambda _name: False
-    """Function from the name of a pod to whether it waits for the ends of the other pods of its job, as all ranks end
-    together. Needed for kinds whose job ends with this pod."""
+    """Function from the name of a pod to whether the pod ends after all other pods of its job. A PyTorchJob ends with
+    its master, so its master must not end before a worker has run."""
 
 
 class Simulator:
@@ -57,13 +57,13 @@ class Simulator:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._alive: dict[str, Json] = {}
-        """UID -> pod that was started and has neither ended nor been deleted."""
+        """UID -> running pod: started, not ended, not deleted."""
         self._deleted: set[str] = set()
         self._others_of_job = pods - 1
         self._last: dict[str, Json] = {}
-        """Job -> its pod that waits for the other pods."""
+        """Job -> its last pod, which still waits for the others to end."""
         self._ended: Counter[str] = Counter()
-        """Job -> number of its pods that have ended."""
+        """Job -> number of ended pods."""
         self.started = 0
 
     @asynccontextmanager
@@ -89,12 +89,11 @@ class Simulator:
             self._begin(self._end(pod))
 
     def alive(self) -> int:
-        """Return the number of pods that run."""
+        """Return the number of running pods."""
         return len(self._alive)
 
     async def lose(self) -> int:
-        """Fail all running pods, as the pod garbage collector does with the pods of a node that is gone; return their
-        number."""
+        """Fail all running pods, as the pod garbage collector does after the loss of a node; return their number."""
         lost = [*self._alive.values()]
         self._alive.clear()
         self._held.clear()

@@ -37,6 +37,12 @@ def test_a_later_owner_of_the_id_is_left_alone(sleeper: Process, tmp_path: Path)
     processes.end([sleeper], records)
 
 
+def test_a_killed_process_leaves_no_zombie(sleeper: Process, tmp_path: Path) -> None:
+    """Only then the kernel counts its processor time as time of this program's children, as benchmarks do."""
+    processes.end([sleeper], tmp_path / "records")
+    assert not Path("/proc", str(sleeper.pid)).exists()
+
+
 def test_one_that_was_killed_from_outside_is_seen_as_ended(sleeper: Process, tmp_path: Path) -> None:
     os.kill(sleeper.pid, signal.SIGKILL)
     os.waitpid(sleeper.pid, 0)

@@ -17,6 +17,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_trainer.checkpoint.heads import read_manifest
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest, Random, StoredTensor
+from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.pieces import tensors_of
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_command import plan
@@ -92,7 +93,7 @@ def test_schedule_estimate_says_what_must_change() -> None:
 
 
 @pytest.mark.solo
-def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> None:
+def test_the_manifest_is_small_and_loads_in_a_tenth_of_a_second(tmp_path: Path) -> None:
     """The manifest of the real phase as saved by 512 ranks; no tensor files are written, and the digests are
     placeholders."""
     job = parse_job(EXAMPLES / "m6-10t.yaml")
@@ -106,9 +107,9 @@ def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> No
         assert covered == [0, *(end for _, end in pairs)], f"{name} is covered in order, each element once"
     files = {name.format(rank): FileDigest(sha256="0" * 64, size=1) for name in FILES for rank in range(RANKS)}
     path = tmp_path / "manifest.json"
-    path.write_text(_manifest(config, tensors, files).to_json())
+    path.write_text(manifest_text(_manifest(config, tensors, files)))
     assert path.stat().st_size < MOST_MANIFEST_BYTES
-    assert seconds(lambda: read_manifest(tmp_path), 3) < slowness()
+    assert seconds(lambda: read_manifest(tmp_path), 3) < 0.1 * slowness()
     found = read_manifest(tmp_path)
     assert found is not None
     assert found.tensors == tensors
