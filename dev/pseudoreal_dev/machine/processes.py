@@ -109,9 +109,7 @@ def kill(pids: Sequence[int]) -> None:
     processor time counts as time of children."""
     for pid in pids:
         _signal(pid, signal.SIGKILL)
-    _wait(lambda: not any(start_ticks(pid) for pid in pids))
-    for pid in pids:
-        _reap(pid)
+    _wait(lambda: not any(start_ticks(pid) or _reap(pid) for pid in pids))
 
 
 @contextmanager
@@ -148,6 +146,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _reap(pid: int) -> None:
+def _reap(pid: int) -> bool:
+    """Reap the process if it is an ended child of this program; return whether it is a child that has not ended."""
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    return False
