@@ -20,6 +20,7 @@ from pseudoreal_api.resolved.resolve import (
     knows_choices_in_time,
     layers_of,
     rank_counts,
+    sequence_ranks,
 )
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
@@ -102,7 +103,7 @@ class _Layouts:
     def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":
         """Return the layouts of a phase. Raises UnresolvableJob if the phase cannot run with all workers."""
         ranks, batch = rank_counts(spec, phase), phase.batch
-        groups = ranks.data_ranks // phase.parallelism.context_ranks
+        groups = ranks.data_ranks // sequence_ranks(phase)
         at_a_time = -(-(batch.sequences // batch.micro_batches) // groups)
         return cls(spec, phase, ranks.processes_per_worker, at_a_time)
 
@@ -118,9 +119,9 @@ class _Layouts:
         if pipeline > layers_of(self.spec, self.phase) or ranks % pipeline or data % wanted.replicas:
             return None
         of_replica = data // wanted.replicas
-        if of_replica % wanted.expert_ranks or of_replica % wanted.context_ranks:
+        if of_replica % wanted.expert_ranks or of_replica % sequence_ranks(self.phase):
             return None
-        groups = data // wanted.context_ranks
+        groups = data // sequence_ranks(self.phase)
         most = batch.sequences // groups
         if batch.micro_batches > most:
             return None

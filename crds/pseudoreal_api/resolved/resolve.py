@@ -17,6 +17,7 @@ from pseudoreal_api.resolved.config import (
     ResolvedParallelism,
 )
 from pseudoreal_api.resolved.layers import first_layers, number_of_blocks, sets_of_experts
+from pseudoreal_api.resolved.sequences import most_context_ranks, obstacle_to_tensor_ranks
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
@@ -158,6 +159,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
             replicas=asked.replicas,
             expert_ranks=asked.expert_ranks,
             context_ranks=asked.context_ranks,
+            tensor_ranks=asked.tensor_ranks,
             layout=asked.layout,
             hardware=asked.hardware,
         ),
@@ -319,6 +321,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
     _check_norm_before_experts(spec, phase, where)
+    _check_tensor_ranks(spec, phase, where)
     if phase.parallelism.layout == "Auto":
         _check_some_layout(spec, phase, ranks, where)
         return RankCounts(phase.workers, processes, 1)
@@ -342,7 +345,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f" parallelism.replicas {phase.parallelism.replicas}; change one of them"
         )
     _check_spread(phase, data, where)
-    if (groups := data // phase.parallelism.context_ranks) > width:
+    if (groups := data // sequence_ranks(phase)) > width:
         each = "" if groups == data else f" in {groups} groups, one for each sequence"
         raise UnresolvableJob(
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks{each}, but a"
@@ -399,17 +402,6 @@ def has_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int) -> bool:
     return any(groups <= each * layers and each <= sequences for each in divisors(groups))
 
 
-def most_context_ranks(model: Model) -> int:
-    """Return the largest possible number of context ranks, with any number of ranks; the other possible numbers are its
-    divisors. Each sequence is cut into two equal chunks per context rank. Experts that count the tokens of whole
-    sequences allow only one context rank."""
-    length, top_k = model.sequence_length, model.top_k
-    counts_sequences = model.experts is not None and (
-        top_k is None or (top_k.balance_over == "Sequence" and float(top_k.auxiliary_loss) > 0)
-    )
-    return 1 if counts_sequences or length % 2 else length // 2
-
-
 def divisors(number: int) -> list[int]:
     """Return the divisors of a positive number, ascending. An elastic phase needs the divisors of thousands of products
     of small numbers; small prime factors are found in few steps."""
@@ -428,12 +420,47 @@ def divisors(number: int) -> list[int]:
 def _check_spread(phase: Phase, data: int, where: str) -> None:
     """Raise UnresolvableJob if a layer's experts, or sequences, cannot be distributed over the ranks."""
     asked, of_replica = phase.parallelism, data // phase.parallelism.replicas
-    for field, ranks in {"expertRanks": asked.expert_ranks, "contextRanks": asked.context_ranks}.items():
+    for field, ranks in {
+        "expertRanks": asked.expert_ranks,
+        "contextRanks": asked.context_ranks,
+        "tensorRanks": asked.tensor_ranks,
+    }.items():
         if of_replica % ranks:
             raise UnresolvableJob(
                 f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.{field}"
                 f" {ranks}; change workers, parallelism.replicas or {field}"
             )
+    if of_replica % sequence_ranks(phase):
+        raise UnresolvableJob(
+            f"{where}: parallelism.contextRanks {asked.context_ranks} times tensorRanks {asked.tensor_ranks} ranks"
+            f" share each sequence, and a replica has {of_replica} data-parallel ranks, not a multiple of them; change"
+            " workers, parallelism.replicas, contextRanks or tensorRanks"
+        )
+
+
+def sequence_ranks(phase: Phase) -> int:
+    """Return the number of ranks that divide the tokens of each sequence among them."""
+    return phase.parallelism.context_ranks * phase.parallelism.tensor_ranks
+
+
+def _check_tensor_ranks(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
+    """Raise UnresolvableJob if the matrices of layers cannot be cut over the tensor ranks, or if another field needs
+    whole matrices or whole sequences."""
+    asked = phase.parallelism
+    if asked.tensor_ranks == 1:
+        return
+    measures = phase.until.gradient_correlation is not None or spec.delink.optimizer_state == "Measured"
+    reason = obstacle_to_tensor_ranks(
+        spec.model,
+        spec.optimizer,
+        spec.precision,
+        asked.tensor_ranks,
+        context_ranks=asked.context_ranks,
+        sequence_chunks=phase.activations.sequence_chunks,
+        measures=measures,
+    )
+    if reason is not None:
+        raise UnresolvableJob(f"{where}.parallelism.tensorRanks {asked.tensor_ranks} {reason}")
 
 
 def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:

@@ -208,6 +208,18 @@ class Parallelism(ApiModel):
         " sequence, and gathers the sequence's keys and values in each layer. It must divide the ranks of a replica,"
         " and twice the number must divide model.sequenceLength.",
     )
+    tensor_ranks: Annotated[int, Since(4)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="tensorRanks is the number of data-parallel ranks over which the matrices of each layer are cut"
+        " (tensor parallelism): attention by heads, and the MLP by its hidden features. These ranks also divide the"
+        " tokens of each sequence among them. Each rank has one part of a layer's weights and state; in exchange, every"
+        " layer gathers its tokens twice and sums its outputs twice. It must divide the ranks of a replica,"
+        " model.attention.heads and model.feedForward.size; it must divide keyValueHeads or be a multiple of them."
+        " Ranks of one node should share a layer.",
+    )
     layout: Annotated[Chooser, Since(4)] = Field(
         "Given",
         description="layout says who chooses the layout. Given: this spec does, by the other fields here,"

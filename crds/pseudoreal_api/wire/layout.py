@@ -27,6 +27,9 @@ class ChosenLayout(ApiModel):
     context_ranks: _Ranks = Field(
         1, description="contextRanks is the chosen number of ranks over which each sequence is cut."
     )
+    tensor_ranks: _Ranks = Field(
+        1, description="tensorRanks is the chosen number of ranks over which the matrices of layers are cut."
+    )
     schedule: _Word = Field(description="schedule is the chosen order of forward and backward passes.")
     state_sharding: _Word = Field(description="stateSharding says what is sharded over the data-parallel ranks.")
     micro_batches: _Ranks = Field(description="microBatches is the chosen number of micro-batches of a step.")

@@ -155,12 +155,13 @@ def _layouts(job: ObservedJob) -> list[str]:
     if not rows:
         return []
     heads: tuple[str, ...] = (
-        *("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "CONTEXT-RANKS"),
+        *("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "CONTEXT-RANKS", "TENSOR-RANKS"),
         *("SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP"),
     )
-    context = heads.index("CONTEXT-RANKS")
-    if all(row[context] == "1" for row in rows):
-        heads, *rows = [row[:context] + row[context + 1 :] for row in (heads, *rows)]
+    for head in ("CONTEXT-RANKS", "TENSOR-RANKS"):
+        at = heads.index(head)
+        if all(row[at] == "1" for row in rows):
+            heads, *rows = [row[:at] + row[at + 1 :] for row in (heads, *rows)]
     notes = [
         f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in chosen.items()
     ]
@@ -168,7 +169,9 @@ def _layouts(job: ObservedJob) -> list[str]:
 
 
 def _chosen_layout(layout: ChosenLayout) -> list[str]:
-    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks, layout.context_ranks))
+    counts = map(
+        str, (layout.pipeline, layout.replicas, layout.expert_ranks, layout.context_ranks, layout.tensor_ranks)
+    )
     words = map(one_line, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
     return [*counts, *words, f"{one_line(layout.step_time)} s"]
 
@@ -185,7 +188,7 @@ def _given_layout(job: ObservedJob, name: str) -> list[str]:
         ranks = rank_counts(job.spec, phase)
     except UnresolvableJob:
         return []
-    counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks, asked.context_ranks))
+    counts = map(str, (ranks.pipeline, asked.replicas, asked.expert_ranks, asked.context_ranks, asked.tensor_ranks))
     micro_batches, keep = str(phase.batch.micro_batches), phase.activations.keep
     return [*counts, asked.schedule, state_sharding(job.spec, phase, ranks), micro_batches, keep, NOTHING]
 

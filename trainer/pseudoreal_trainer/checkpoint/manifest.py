@@ -58,7 +58,7 @@ class FileDigest(ApiModel):
 
 class Piece(ApiModel):
     file: int = Field(description="Number of the pair of files, weights and moments, that holds it.")
-    begin: int = Field(description="First element, in the flattened tensor (C order).")
+    begin: int = Field(description="First element, in the order of the tensor's columnSlices.")
     end: int = Field(description="Behind the last element.")
 
 
@@ -67,6 +67,11 @@ class StoredTensor(ApiModel):
     dtype: str = Field(description="Of the weights.")
     moment_dtype: str | None = Field(None, description="Of both moments. None: the same as of the weights.")
     has_second_moment: bool = Field(True, description="False: Muon updates the tensor, and the files have none.")
+    column_slices: int = Field(
+        1,
+        description="Number of equal slices of the tensor's columns. The elements of each slice are counted in C order,"
+        " one slice after the other. 1: the elements of the tensor are counted in C order.",
+    )
     pieces: list[Piece] = Field(description="They cover the tensor, in order, each element once.")
 
 

@@ -30,6 +30,8 @@ def tensors_of(
     """Return name of a tensor -> its entry in the manifest. A file has the number of the rank that writes it. `units`:
     the whole units of the model. `moment_dtype`: dtype of the moments; None: the same as of the weights.
 
+    All tensor ranks write the tensors that they all have; the entries are those of the first of these ranks.
+
     Units of one shape that are used by the same pipeline ranks are cut alike and share their tensor objects: 80 blocks
     on 1,024 ranks have 85,000 pieces.
     """
@@ -44,15 +46,17 @@ def tensors_of(
         key = (shape, layout.users[first], layout.pool_of(first))
         if key not in cut:
             pieces = _cut(layout, unit, groups[number])
+            slices = unit.sliced(0, layout.tensor_ranks).parameters
             cut[key] = [
                 StoredTensor(
                     shape=one.whole,
                     dtype=dtype,
                     moment_dtype=moment_dtype,
                     has_second_moment=not (uses_muon and one.is_hidden_matrix),
+                    column_slices=one.column_slices,
                     pieces=pieces[one.name],
                 )
-                for one in unit.parameters
+                for one in slices
             ]
         found |= zip((one.name for one in unit.parameters), cut[key], strict=True)
     return found
@@ -63,12 +67,17 @@ def _cut(layout: Layout, unit: Unit, groups: Sequence[int]) -> dict[str, list[Pi
     group of experts."""
     mesh, size = layout.mesh, layout.mesh.data
     own = [own_units([unit], c, layout.expert_ranks, layout.expert_groups) for c in range(layout.expert_ranks)]
+    slices = [unit.sliced(c, layout.tensor_ranks) for c in range(layout.tensor_ranks)]
     pieces: dict[str, list[Piece]] = {parameter.name: [] for parameter in unit.parameters}
     # The ranks of a pipeline rank have consecutive numbers.
     for rank in chain.from_iterable(range(user * size, (user + 1) * size) for user in layout.users[groups[0]]):
-        for index, held in zip(groups, own[mesh.expert_coordinate(rank)], strict=True):
+        tensor = mesh.tensor_coordinate(rank)
+        held_units = [slices[tensor]] if slices[tensor].is_sliced else own[mesh.expert_coordinate(rank)]
+        for index, held in zip(groups, held_units, strict=True):
+            replicated = {one.name for one in held.parameters if held.is_sliced and one.slice is None}
             for part in parts_of(held, _span(held, layout.part(index, rank), layout.holders(index))):
-                pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
+                if tensor == 0 or part.name not in replicated:
+                    pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
     for found in pieces.values():
         found.sort(key=lambda piece: piece.begin)  # ranks of the same experts may not be consecutive
     return pieces

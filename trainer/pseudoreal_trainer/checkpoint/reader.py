@@ -4,7 +4,7 @@ arrays, not torch."""
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
     of_kind,
 )
 from pseudoreal_trainer.checkpoint.precision import Array
+from pseudoreal_trainer.checkpoint.slices import read_in_slice
 from pseudoreal_trainer.checkpoint.tensor_file import TensorFile
 from pseudoreal_trainer.checkpoint.visibility import open_when_visible
 from pseudoreal_trainer.plan.parts import by_expert
@@ -91,9 +92,16 @@ class Reader:
         """Return the number of optimizer steps of the tensor's unit."""
         return self.manifest.updates.of(unit_of(name, self.manifest.model))
 
-    def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
-        """Return elements begin..end-1 of the flattened tensor, in newly allocated memory."""
-        size = prod(self._stored(name)[1].shape)
+    def read(self, name: str, kind: Kind, begin: int, end: int, column_slices: int = 1) -> Array:
+        """Return elements begin..end-1 of the flattened tensor, in newly allocated memory. `column_slices`: number of
+        slices of columns that the indices count one after the other; the range is in one slice."""
+        stored = self._stored(name)[1]
+        if column_slices != stored.column_slices:
+            if column_slices > 1:
+                rows = partial(self.read, name, kind)
+                return read_in_slice(rows, stored.shape, column_slices, begin, end)
+            return self._read_rows(name, kind, begin, end)
+        size = prod(stored.shape)
         if end <= size:
             return self._read_stored(name, kind, begin, end)
         # The model has more experts than the files: their rows repeat.
@@ -102,8 +110,18 @@ class Reader:
             [self._read_stored(name, kind, first % size, (last - 1) % size + 1) for first, last in pairwise(cuts)]
         )
 
+    def _read_rows(self, name: str, kind: Kind, begin: int, end: int) -> Array:
+        """Return elements begin..end-1 of the flattened tensor, whose files have slices of columns."""
+        stored = self._stored(name)[1]
+        rows, columns = stored.shape
+        first, last, width = begin // columns, -(-end // columns), columns // stored.column_slices
+        starts = range(0, rows * columns, rows * width)
+        parts = [self._read_stored(name, kind, start + first * width, start + last * width) for start in starts]
+        whole = np.concatenate([part.reshape(-1, width) for part in parts], axis=1).reshape(-1)
+        return whole[begin - first * columns : end - first * columns].copy()
+
     def _read_stored(self, name: str, kind: Kind, begin: int, end: int) -> Array:
-        """Return elements begin..end-1 of the flattened tensor in the files."""
+        """Return elements begin..end-1 in the order of the files."""
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
         divisors = self._divisors(name, kind)

@@ -135,6 +135,7 @@ def _layout(cost: PhaseCost) -> str:
         "replicas": asked.replicas,
         "expertRanks": asked.expert_ranks,
         "contextRanks": asked.context_ranks,
+        "tensorRanks": asked.tensor_ranks,
     }
     several = [f"{name} {number}" for name, number in ranks.items() if number > 1]
     sharding = [f"stateSharding {asked.state_sharding}"] if asked.state_sharding != "None" else []
@@ -239,6 +240,7 @@ def _phase_json(stage: Stage, cost: PhaseCost, end: int) -> dict[str, Any]:
             "replicas": asked.replicas,
             "expert_ranks": asked.expert_ranks,
             "context_ranks": asked.context_ranks,
+            "tensor_ranks": asked.tensor_ranks,
             "micro_batches": cost.config.batch.micro_batches,
             "keep": cost.config.activations.keep,
         },

@@ -70,14 +70,15 @@ def show_fastest(console: Console, fastest: FastestLayouts) -> None:
 
 
 def _table(fastest: FastestLayouts) -> Table:
-    """Return the layouts as a table. The columns for replicas, expert ranks and context ranks appear only if a layout
-    has several of them."""
+    """Return the layouts as a table. The columns for replicas, expert ranks, context ranks and tensor ranks appear only
+    if a layout has several of them."""
     choices = [found.choice for found, _ in fastest.found]
     meshes: list[tuple[str, list[int]]] = [
         ("pipeline", [choice.pipeline for choice in choices]),
         ("replicas", [choice.replicas for choice in choices]),
         ("expertRanks", [choice.expert_ranks for choice in choices]),
         ("contextRanks", [choice.context_ranks for choice in choices]),
+        ("tensorRanks", [choice.tensor_ranks for choice in choices]),
     ]
     shown = [(name, counts) for name, counts in meshes if name == "pipeline" or max(counts) > 1]
     names = ("schedule", "stateSharding", "microBatches", "keep", "s a step", "tokens/s", "of best", "device, peak")

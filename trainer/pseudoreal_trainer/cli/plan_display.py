@@ -22,6 +22,7 @@ _TRAFFIC_NAMES: dict[Traffic, str] = {
     "pipeline": "pipeline, sent",
     "experts": "tokens with experts, sent",
     "context": "keys and values, sent",
+    "tensor": "between tensor ranks, sent",
 }
 
 
@@ -31,6 +32,7 @@ EXCHANGES: dict[Exchange, str] = {
     "replicas": "replicas",
     "experts": "tokens and their experts",
     "context": "parts of sequences",
+    "tensor": "slices of layers",
 }
 """Kind of exchange between ranks -> display name."""
 
@@ -42,6 +44,8 @@ def show(console: Console, report: PhaseReport) -> None:
     sharded = f"; stateSharding {report.state_sharding} over {report.data_ranks} data ranks"
     if report.context_ranks > 1:
         sharded += f"; sequences over {report.context_ranks} of them"
+    if report.tensor_ranks > 1:
+        sharded += f"; matrices of layers over {report.tensor_ranks} of them"
     say(
         f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank"
         f"{sharded if report.data_ranks > 1 else ''}"

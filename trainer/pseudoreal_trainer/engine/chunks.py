@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.context import ContextGather
+from pseudoreal_trainer.engine.ranks.context import PartExchange
 from pseudoreal_trainer.model.attention import Documents, Scope
 from pseudoreal_trainer.model.context import ContextCut, SequenceParts, spans_of, sub_ranges
 from pseudoreal_trainer.model.modules import Modules
@@ -77,7 +77,7 @@ class ChunkedLayer:
     """Scope of attention in the layer computed at once; gives the rotary positions of the keys."""
     cut: ContextCut | None
     """Cut of the sequences over context ranks; None: this rank has whole sequences."""
-    gather: ContextGather
+    context: PartExchange
 
     def forward(self, source: Tensor) -> Tensor:
         """Return the layer's output without a graph, [B, L, H] -> [B, L, H]."""
@@ -131,8 +131,8 @@ class ChunkedLayer:
 
     def _whole(self, own: Tensor) -> Tensor:
         """Return keys and values of whole sequences. Collective over the context ranks."""
-        return own if self.cut is None else self.gather(self.cut, own)
+        return own if self.cut is None else self.context.gather(self.cut, own)
 
     def _own(self, whole: Tensor) -> Tensor:
         """Return the gradient of this rank's keys and values, summed over the context ranks. Collective over them."""
-        return whole if self.cut is None else self.gather.sum_of_own(self.cut.parts(whole))
+        return whole if self.cut is None else self.context.sum_of_own(self.cut.parts(whole))

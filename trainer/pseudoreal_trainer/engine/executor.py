@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.expert_parallel import ExpertParallelPasses
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.passes import Passes, PlanRun, TokenBuffer
 from pseudoreal_trainer.engine.ranks.all_to_all import ExpertExchanges
-from pseudoreal_trainer.engine.ranks.context import ContextGather
+from pseudoreal_trainer.engine.ranks.context import PartExchange, TensorExchange
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
@@ -70,7 +70,14 @@ class StepExecutor:
         self._blueprint, self._groups, self._layout = blueprint, groups, groups.layout
         self._streams, self._trace = streams, trace
         linear = linear_of(blueprint.products, groups.device, blueprint.compute)
-        modules = Modules(blueprint.model, store.units, blueprint.compute, compiled=blueprint.compiled, linear=linear)
+        modules = Modules(
+            blueprint.model,
+            store.units,
+            blueprint.compute,
+            compiled=blueprint.compiled,
+            linear=linear,
+            tensor=TensorExchange(groups, trace) if groups.layout.tensor_ranks > 1 else None,
+        )
         self.modules = modules
         self._copies = Copies(store, groups, streams, trace)
         self._gradients = Gradients(store, modules, groups, streams, trace)
@@ -95,7 +102,8 @@ class StepExecutor:
                 soft_cap=logit_soft_cap(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
-            gather=ContextGather(groups, trace),
+            context=PartExchange(groups.context, "context", groups, trace),
+            coordinate=groups.sequence_coordinate,
             end_of_document=blueprint.end_of_document,
         )
         self._expert_passes = ExpertParallelPasses(self._passes, ExpertExchanges(groups, trace))

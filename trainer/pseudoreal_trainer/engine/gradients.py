@@ -156,8 +156,21 @@ class Gradients:
         flat, accumulated = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(accumulated)
+            if replicated := self._store.units[unit].replicated:
+                self._sum_replicated(flat, replicated)
+                accumulated = self._streams.record_event()
             result, inter_slice, work = self._launch_sum(unit, flat)
             return PendingReduction(unit, result, inter_slice, accumulated, work, accumulator.buffer)
+
+    def _sum_replicated(self, flat: Tensor, replicated: Sequence[range]) -> None:
+        """Sum the gradients of the tensors that all tensor ranks have, in place: each rank has the gradients of its own
+        tokens or heads."""
+        ranks = self._layout.tensor_ranks
+        for elements in replicated:
+            part = flat[elements.start : elements.stop]
+            self._trace.count_bytes("tensor", 2 * (ranks - 1) * part.nbytes // ranks)
+            with self._heartbeat.waiting("sums gradients over tensor ranks"):
+                dist.all_reduce(part, group=self._groups.tensor)
 
     def _new_accumulator(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
@@ -366,7 +379,16 @@ class ReductionThread:
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
         if self._store.gradient_rounding is not None:
             self._store.gradient_rounding.round(gradient)
-        self._squares[unit] = square_of(gradient[: balancing.start])
+        counted = self._counted(unit, balancing.start)
+        self._squares[unit] = sum(square_of(gradient[part.start : part.stop]) for part in counted)
+
+    def _counted(self, unit: int, end: int) -> list[range]:
+        """Return the elements, before `end`, of this rank's part of a gradient that this rank counts in the norm. Of
+        the tensors that all tensor ranks have, only the first of these ranks counts the gradients."""
+        begin = self._store.states[unit].shard.begin
+        left_out = self._store.units[unit].replicated if self._groups.tensor_rank else ()
+        cuts = [0, *(min(max(at - begin, 0), end) for part in left_out for at in (part.start, part.stop)), end]
+        return [range(first, last) for first, last in zip(cuts[::2], cuts[1::2], strict=True) if first < last]
 
     def _in_dtype_of_home(self, unit: int, gradient: Tensor) -> Tensor:
         """Return the gradient, [length], in the dtype in which the home keeps it."""

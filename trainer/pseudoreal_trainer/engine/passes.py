@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.chunks import Chunk, ChunkedLayer, chunks_of, par
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradient_similarity import SimilarityProbe
 from pseudoreal_trainer.engine.gradients import Agreement, Gradients
-from pseudoreal_trainer.engine.ranks.context import ContextGather
+from pseudoreal_trainer.engine.ranks.context import PartExchange
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -195,7 +195,9 @@ class Passes:
     streams: Streams
     trace: Trace
     loss: Loss
-    gather: ContextGather
+    context: PartExchange
+    coordinate: int
+    """Index of this rank's part of the tokens of each of its sequences."""
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
 
@@ -372,18 +374,20 @@ class Passes:
         return self._own(run, m, targets)
 
     def _own(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
-        """Return this rank's part of each row of `tokens`, [B, T]; without context parallelism, `tokens`."""
+        """Return this rank's part of each row of `tokens`, [B, T]; `tokens` if no other rank has a part of them."""
         cut = self._cut_of(run, m)
         return tokens if cut is None else cut.own(tokens)
 
     def cut(self, length: int) -> ContextCut | None:
         """Return the cut of sequences of `length` tokens over context ranks; None if they are whole."""
-        if self.layout.context_ranks == 1:
-            return None
-        return ContextCut(self.layout.context_ranks, self.gather.rank, length)
+        ranks = self.layout.context_ranks
+        return None if ranks == 1 else ContextCut(ranks, self.coordinate // self.layout.tensor_ranks, length)
 
     def _cut_of(self, run: PlanRun, m: int) -> ContextCut | None:
-        return self.cut(run.batch.shape(m)[1])
+        """Return the cut of a micro-batch's sequences over the ranks that divide their tokens; None if they are
+        whole."""
+        ranks = self.layout.sequence_ranks
+        return None if ranks == 1 else ContextCut(ranks, self.coordinate, run.batch.shape(m)[1])
 
     def _index_of(self, run: PlanRun, m: int, token: int) -> int | None:
         """Return the index of a token of whole sequences in this rank's part of them; None if another rank has it."""
@@ -393,7 +397,7 @@ class Passes:
     def shape(self, run: PlanRun, m: int) -> MicroBatchShape:
         """Return the number of sequences of a micro-batch, and this rank's number of tokens in each sequence."""
         sequences, length = run.batch.shape(m)
-        return sequences, length // self.layout.context_ranks
+        return sequences, length // self.layout.sequence_ranks
 
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
         """Return the tokens of whole sequences, [B, T + 1], on the device."""
@@ -405,8 +409,8 @@ class Passes:
         return run.tokens[m]
 
     def scope(self, run: PlanRun, m: int) -> Scope | None:
-        """Return the scope of attention in a micro-batch: documents, or this rank's parts of the sequences (context
-        parallelism); None: whole sequences.
+        """Return the scope of attention in a micro-batch: documents, or its context rank's parts of the sequences;
+        None: whole sequences.
 
         Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
         a message for passes to wait for.
@@ -420,7 +424,7 @@ class Passes:
         None: attention spans whole sequences."""
         if (cut := self.cut(length)) is None:
             return documents
-        return parts_of(cut.chunks, length, documents, self.streams.device, partial(self.gather, cut))
+        return parts_of(cut.chunks, length, documents, self.streams.device, partial(self.context.gather, cut))
 
     def _in_chunks(self, run: PlanRun, position: int, m: int) -> ChunkedLayer | None:
         """Return the layer at a position, to be computed in chunks of the sequence; None if it is computed at once."""
@@ -445,7 +449,7 @@ class Passes:
     def chunked_layer(self, position: int, length: int, chunks: Sequence[Chunk], scope: Scope | None) -> ChunkedLayer:
         """Return the layer at a position, to be computed in `chunks` of sequences of `length` tokens. `scope`: from
         `scope_of`."""
-        return ChunkedLayer(self.modules, position - 1, chunks, scope, self.cut(length), self.gather)
+        return ChunkedLayer(self.modules, position - 1, chunks, scope, self.cut(length), self.context)
 
     def _documents(self, run: PlanRun, m: int) -> Documents | None:
         """Return the documents of whole sequences; None if attention spans whole sequences."""

@@ -65,7 +65,7 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape) -> None
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]
-    shape = whole[0], whole[1] // passes.layout.context_ranks
+    shape = whole[0], whole[1] // passes.layout.sequence_ranks
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
     if position == passes.layout.head:

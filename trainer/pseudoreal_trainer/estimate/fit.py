@@ -34,7 +34,9 @@ def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compu
     that precision."""
     tokens = sizes.max_tokens(layout)
     speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
-    graphs = autograd_memory_by_position(sizes, tokens, context_ranks=layout.context_ranks)
+    graphs = autograd_memory_by_position(
+        sizes, tokens, context_ranks=layout.context_ranks, tensor_ranks=layout.tensor_ranks
+    )
     return round(speed.scratch_share * max(passes.block_backward for passes in graphs))
 
 

@@ -81,6 +81,7 @@ class PhaseReport(_Model):
     parameters_per_rank: int
     data_ranks: int
     context_ranks: int = 1
+    tensor_ranks: int = 1
     """Number of context ranks: data ranks with different parts of the same sequences."""
     state_sharding: StateSharding
     """State that the data ranks split among them; the default if the job omits it."""
@@ -159,6 +160,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         parameters_per_rank=max(rank.parameters for rank in ranks),
         data_ranks=layout.data,
         context_ranks=layout.context_ranks,
+        tensor_ranks=layout.tensor_ranks,
         state_sharding=layout.sharding,
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
@@ -198,7 +200,7 @@ def _imbalance(
 
 def _parts(layout: Layout, unit: int) -> int:
     """Return the number of ranks among which expert parallelism splits the unit; 1 for a unit without experts."""
-    return layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
+    return layout.mesh.fold_size(layout.fold_of(unit))
 
 
 def _name(layout: Layout, sizes: Sizes, unit: int) -> str:

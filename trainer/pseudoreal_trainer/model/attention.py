@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pseudoreal_trainer.model.context import SequenceParts, attend_in_parts
-from pseudoreal_trainer.model.layers import rms_norm
+from pseudoreal_trainer.model.layers import project, rms_norm
 from pseudoreal_trainer.model.rotary import rotate
+from pseudoreal_trainer.model.tensor import TensorRanks, own_key_head, sliced_model
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,18 @@ class Attention(nn.Module):
     """Causal self-attention with rotary positions. Query head j uses key and value head j // (heads /
     keyValueHeads)."""
 
-    def __init__(self, spec: Model, linear: type[nn.Linear] = nn.Linear) -> None:
-        """`linear`: class of the projections."""
+    def __init__(self, whole: Model, linear: type[nn.Linear] = nn.Linear, tensor: TensorRanks | None = None) -> None:
+        """`linear`: class of the projections. `tensor`: ranks with the other heads; None: this rank has all heads."""
         super().__init__()
+        spec = sliced_model(whole, tensor)
         hidden, query, key, bias = spec.hidden_size, spec.query_size, spec.key_size, spec.attention.bias
         self.query = linear(hidden, query, bias=bias != "None")
         self.key = linear(hidden, key, bias=bias != "None")
         self.value = linear(hidden, key, bias=bias != "None")
         self.output = linear(query, hidden, bias=bias == "All")
-        self._head_size, self._is_grouped = spec.head_size, query != key
+        self._tensor, self._own_key_head = tensor, own_key_head(whole, tensor)
+        self._head_size = spec.head_size
+        self._is_grouped = query != (key if self._own_key_head is None else spec.head_size)
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
         self.query_norm, self.key_norm = _norm(spec, query), _norm(spec, key)
         self.window = spec.attention.window.size if spec.attention.window else None
@@ -70,8 +74,11 @@ class Attention(nn.Module):
 
         `mask`: sliding window [T, T], from `window_mask`; None: no window, or a window over all earlier tokens.
         `scope`: documents, or parts of sequences; None: whole sequences. Parts of sequences contain the window, and
-        need no mask.
+        need no mask. With tensor ranks, T counts the tokens of all of them in `mask`, `rotation` and `scope`, and this
+        rank's tokens in `hidden` and in the output.
         """
+        if self._tensor is not None:
+            hidden = self._tensor.gather(hidden)
         query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
         if isinstance(scope, SequenceParts) and scope.keys_and_values is not None:
             return self._project(attend_in_parts(scope, query, scope.keys_and_values))
@@ -87,15 +94,18 @@ class Attention(nn.Module):
         return torch.cat([self._keys(hidden, rotation), self._values(hidden)], dim=2)
 
     def _keys(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        return rotate(self._split_heads(self.key(hidden), self.key_norm), rotation)
+        return rotate(self._of_own_queries(self._split_heads(self.key(hidden), self.key_norm)), rotation)
 
     def _values(self, hidden: Tensor) -> Tensor:
-        return self._split_heads(self.value(hidden), None)
+        return self._of_own_queries(self._split_heads(self.value(hidden), None))
+
+    def _of_own_queries(self, heads: Tensor) -> Tensor:
+        """Return the key or value heads that this rank's queries use: [B, T, heads, width]."""
+        return heads if self._own_key_head is None else heads.narrow(2, self._own_key_head, 1)
 
     def _project(self, mixed: Tensor) -> Tensor:
         """Return the output projection of mixed values: [B, T, heads, width] -> [B, T, H]."""
-        out: Tensor = self.output(mixed.flatten(2))
-        return out
+        return project(self.output, mixed.flatten(2), self._tensor)
 
     def _split_heads(self, features: Tensor, norm: nn.Module | None) -> Tensor:
         """Return the features split into heads, normalized if `norm` is given: [B, T, heads * width] -> [B, T, heads,

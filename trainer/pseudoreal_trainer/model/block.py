@@ -10,6 +10,7 @@ from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, Router, RouterStatistics, Routes, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.layers import FeedForward, rms_norm
 from pseudoreal_trainer.model.recomputation import mark_recomputed
+from pseudoreal_trainer.model.tensor import TensorRanks
 from pseudoreal_trainer.model.top_k import TopKExperts
 
 
@@ -35,18 +36,25 @@ class Block(nn.Module):
     """A transformer layer: adds attention, then the MLP or experts, to the residual stream. Each of the two parts has a
     pre-norm, a post-norm, or both, according to `norm.placement`."""
 
-    def __init__(self, spec: Model, layer: int = 0, linear: type[nn.Linear] = nn.Linear) -> None:
+    def __init__(
+        self,
+        spec: Model,
+        layer: int = 0,
+        linear: type[nn.Linear] = nn.Linear,
+        tensor: TensorRanks | None = None,
+    ) -> None:
         """`layer`: any layer of the block's kind, dense or with experts; all layers of a kind may share the block.
-        `linear`: class of the linear layers in attention, in the MLP and in shared experts."""
+        `linear`: class of the linear layers in attention, in the MLP and in shared experts. `tensor`: ranks with other
+        slices of their matrices; None: this rank has whole matrices."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
-        self.attention = Attention(spec, linear)
+        self.attention = Attention(spec, linear, tensor)
         self.ffn_norm, self.ffn_output_norm = _pre_norm(spec), _post_norm(spec)
         self.is_mixture = spec.has_experts(layer)
         if self.is_mixture:
-            self.router, self.experts, self.shared = _experts(spec, linear)
+            self.router, self.experts, self.shared = _experts(spec, linear, tensor)
         else:
-            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward, linear)
+            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward, linear, tensor)
 
     def forward(
         self,
@@ -144,13 +152,15 @@ class Block(nn.Module):
         return scope
 
 
-def _experts(spec: Model, linear: type[nn.Linear]) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
+def _experts(
+    spec: Model, linear: type[nn.Linear], tensor: TensorRanks | None
+) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
     """Return the router, the experts, and the shared experts; None without shared experts."""
     assert spec.experts is not None, "the layer has experts"
     router = Router(spec.hidden_size, spec.experts.count)
     if spec.experts.top_k is None:
         return router, Experts(spec, spec.experts), None
-    shared = FeedForward(spec.hidden_size, spec.shared_expert, linear) if spec.shared_expert else None
+    shared = FeedForward(spec.hidden_size, spec.shared_expert, linear, tensor) if spec.shared_expert else None
     return router, TopKExperts(spec, spec.experts.top_k, spec.experts.count), shared
 
 

@@ -1,7 +1,7 @@
 """Initial weights of a unit. They depend only on the job's seed, the unit's index and, for experts, the expert's
 number, so any rank can draw them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
@@ -22,13 +22,24 @@ def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torc
     distribution. The values of an expert do not depend on the unit's other experts."""
     if unit.experts is None:
         generator = _generator(seed, index)
-        return {parameter.name: _draw(parameter, model, dtype, generator) for parameter in unit.parameters}
+        return {one.name: _sliced(one, _draw(_whole(one), model, dtype, generator)) for one in unit.parameters}
     stacked = {one.name: torch.empty(one.shape, dtype=dtype) for one in unit.parameters}
     for row, number in enumerate(unit.experts):
         generator = _generator(seed, index, number)
         for parameter in unit.parameters:
             stacked[parameter.name][row] = _draw(_expert_parameter(parameter), model, dtype, generator)
     return stacked
+
+
+def _whole(parameter: Parameter) -> Parameter:
+    return replace(parameter, slice=None)
+
+
+def _sliced(parameter: Parameter, whole: Tensor) -> Tensor:
+    """Return the parameter's part of a tensor."""
+    if parameter.slice is None:
+        return whole
+    return whole.chunk(parameter.slice.count, parameter.slice.axis)[parameter.slice.index].contiguous()
 
 
 def _expert_parameter(stacked: Parameter) -> Parameter:

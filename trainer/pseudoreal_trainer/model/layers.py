@@ -1,5 +1,6 @@
 """Parts of a layer: the norm and the MLP."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from pseudoreal_trainer.model.float8 import Float8Linear, Product, gradient_of_inputs
 from pseudoreal_trainer.model.recomputation import mark_recomputed
+from pseudoreal_trainer.model.tensor import TensorRanks, sliced_mlp
 
 
 def rms_norm(spec: Model, size: int) -> nn.RMSNorm:
@@ -21,9 +23,17 @@ def rms_norm(spec: Model, size: int) -> nn.RMSNorm:
 class FeedForward(nn.Module):
     """MLP. GELU: down(gelu(up(x))). SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
 
-    def __init__(self, hidden: int, spec: FeedForwardSpec, linear: type[nn.Linear] = nn.Linear) -> None:
-        """`linear`: class of the linear layers."""
+    def __init__(
+        self,
+        hidden: int,
+        whole: FeedForwardSpec,
+        linear: type[nn.Linear] = nn.Linear,
+        tensor: TensorRanks | None = None,
+    ) -> None:
+        """`linear`: class of the linear layers. `tensor`: ranks with the other hidden features; None: this rank has all
+        features."""
         super().__init__()
+        spec, self._tensor = sliced_mlp(whole, tensor), tensor
         bias = spec.bias == "All"
         self.gate = linear(hidden, spec.size, bias=bias) if spec.activation == "SwiGLU" else None
         self.up = linear(hidden, spec.size, bias=bias)
@@ -31,17 +41,20 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the MLP's output: [..., H] -> [..., H]."""
-        out: Tensor = self.down(self._activated(hidden))
-        return out
+        return project(self.down, self._activated(hidden), self._tensor)
 
     def unread_sum(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """Return a tensor with the graph of `residual + self(hidden)`, [..., H], but without its values: no gradient
         depends on them, so a pass that is recomputed for its gradients need not multiply by `down`."""
         product = self.down.product if isinstance(self.down, Float8Linear) else None
-        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), self.down.weight, self.down.bias, product)
+        whole = None if self._tensor is None else self._tensor.gather_values
+        down = self.down
+        out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), down.weight, down.bias, product, whole)
         return out
 
     def _activated(self, hidden: Tensor) -> Tensor:
+        if self._tensor is not None:
+            hidden = self._tensor.gather(hidden)
         gate = None if self.gate is None else self.gate(hidden)
         return activate(gate, self.up(hidden))
 
@@ -49,7 +62,8 @@ class FeedForward(nn.Module):
 class _UnreadSum(torch.autograd.Function):
     """residual [..., H] + activated [..., F] times weight [H, F], plus bias [H] or none. The output has the sum's shape
     and one element of memory. `product`: product in float8 for the gradient of the activations; None: in the dtype of
-    the operands."""
+    the operands. `whole`: returns the gradient of the tokens of all tensor ranks, for which `activated` has this rank's
+    features; None: without tensor ranks."""
 
     @staticmethod
     def forward(
@@ -59,9 +73,10 @@ class _UnreadSum(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         product: Product | None,
+        whole: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
         ctx.save_for_backward(activated, weight)
-        ctx.has_bias, ctx.product = bias is not None, product
+        ctx.has_bias, ctx.product, ctx.whole = bias is not None, product, whole
         return residual.new_empty(()).expand(residual.shape)
 
     @staticmethod
@@ -69,10 +84,21 @@ class _UnreadSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         activated, weight = ctx.saved_tensors
         # The products that autograd computes for torch's linear layer, so that the gradients have the same bits.
-        rows, inputs = gradient.flatten(0, -2), activated.flatten(0, -2)
-        of_bias = rows.sum(0) if ctx.has_bias else None
+        of_bias = gradient.flatten(0, -2).sum(0) if ctx.has_bias else None
+        of_all = gradient if ctx.whole is None else ctx.whole(gradient)
+        rows, inputs = of_all.flatten(0, -2), activated.flatten(0, -2)
         of_activated = rows.mm(weight) if ctx.product is None else gradient_of_inputs(ctx.product, rows, weight)
-        return gradient, of_activated.view_as(activated), rows.t().mm(inputs), of_bias, None
+        return gradient, of_activated.view_as(activated), rows.t().mm(inputs), of_bias, None, None
+
+
+def project(linear: nn.Linear, features: Tensor, tensor: TensorRanks | None) -> Tensor:
+    """Return the output of the last matrix of attention or of an MLP, for this rank's tokens. With tensor ranks, each
+    has a slice of the features of all their tokens; the bias is added once, to the sum."""
+    if tensor is None:
+        out: Tensor = linear(features)
+        return out
+    summed = tensor.sum_to_own(F.linear(features, linear.weight))
+    return summed if linear.bias is None else summed + linear.bias
 
 
 def activate(gate: Tensor | None, up: Tensor) -> Tensor:

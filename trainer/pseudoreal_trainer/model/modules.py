@@ -15,6 +15,7 @@ from pseudoreal_trainer.model.context import SequenceParts
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
+from pseudoreal_trainer.model.tensor import TensorRanks
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
@@ -57,7 +58,8 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 class Modules:
     """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
-    the compute dtype `dtype`. `linear`: class of the linear layers of attention, MLPs and shared experts."""
+    the compute dtype `dtype`. `linear`: class of the linear layers of attention, MLPs and shared experts. `tensor`: as
+    in `Block`."""
 
     def __init__(
         self,
@@ -67,10 +69,11 @@ class Modules:
         *,
         compiled: bool,
         linear: type[nn.Linear] = nn.Linear,
+        tensor: TensorRanks | None = None,
     ) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
-            blocks = {kind: Block(model, layer, linear) for kind, layer in layers.items()}
+            blocks = {kind: Block(model, layer, linear, tensor) for kind, layer in layers.items()}
             embedding, head = embedding_and_head(model)
         self.head: Head | TiedEmbeddingHead = head
         self._embedding = UnitModule(embedding, units[0])
@@ -80,6 +83,7 @@ class Modules:
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
+        self._tensor_ranks = 1 if tensor is None else tensor.count
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
@@ -163,7 +167,7 @@ class Modules:
         return RouterStatistics.empty(experts.count, divisor, device, choices_of_step)
 
     def _rotation(self, hidden: Tensor, scope: Scope | None) -> tuple[Tensor, Tensor]:
-        length = scope.length if isinstance(scope, SequenceParts) else hidden.shape[1]
+        length = scope.length if isinstance(scope, SequenceParts) else self._attended(hidden)
         key = (length, hidden.device)
         if key not in self._rotations:
             self._rotations[key] = rotary(self._model, length, hidden)
@@ -178,10 +182,14 @@ class Modules:
         window = self._model.window_of(layer)
         if window is None or isinstance(scope, SequenceParts):
             return None
-        key = (hidden.shape[1], hidden.device)
+        key = (self._attended(hidden), hidden.device)
         if key not in self._masks:
-            self._masks[key] = window_mask(hidden.shape[1], window, hidden)
+            self._masks[key] = window_mask(self._attended(hidden), window, hidden)
         return self._masks[key]
+
+    def _attended(self, hidden: Tensor) -> int:
+        """Return the number of tokens of a sequence in attention, for this rank's tokens [B, L, H]."""
+        return hidden.shape[1] * self._tensor_ranks
 
 
 def _compiled(block: Block) -> Callable[..., Any]:

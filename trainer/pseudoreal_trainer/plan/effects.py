@@ -39,7 +39,8 @@ from pseudoreal_trainer.plan.expert_parallel import (
     units_accumulated,
     units_read,
 )
-from pseudoreal_trainer.plan.layout import Layout, Pool, Users
+from pseudoreal_trainer.plan.layout import Layout, Users
+from pseudoreal_trainer.plan.mesh import Fold
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -70,7 +71,9 @@ from pseudoreal_trainer.plan.records import (
 )
 from pseudoreal_trainer.plan.sizes import Sizes
 
-Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts", "context"]
+Traffic = Literal[
+    "h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts", "context", "tensor"
+]
 """Kind of traffic.
 
 - h2d, d2h: host to device, device to host
@@ -81,6 +84,7 @@ Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replic
 - pipeline: between pipeline ranks
 - experts: between ranks with different experts; and row counts, summed over ranks with the same experts
 - context: between the ranks of a context group
+- tensor: between tensor ranks
 """
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 _COUNT_BYTES = 8
@@ -104,11 +108,11 @@ class Resource(StrEnum):
 
 
 CARRIED: dict[Resource, tuple[Traffic, ...]] = {
-    Resource.COMPUTE: ("context",),
+    Resource.COMPUTE: ("context", "tensor"),
     Resource.COPY_IN: ("h2d",),
     Resource.COPY_OUT: ("d2h",),
     Resource.DISK: ("disk_read",),
-    Resource.COLLECTIVE: ("collective", "replicas"),
+    Resource.COLLECTIVE: ("collective", "replicas", "tensor"),
     Resource.EXPERTS: ("experts",),
     Resource.MESSAGES: ("pipeline",),
     Resource.REDUCTION: ("d2h", "disk_write"),
@@ -241,17 +245,18 @@ Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 class Group:
     """Group of communicating ranks, seen from one pipeline rank.
 
-    - holders: the ranks of a replica with the same units of a pool, on all pipeline ranks in `users`
+    - holders: the ranks of a replica with the same units of a cut, on all pipeline ranks in `users`
     - replicas: the ranks with the same index in all replicas
     - data: the data ranks of the pipeline rank
     - experts: an expert-parallel group: ranks of a replica that together hold all experts of a layer
     - same experts: the data ranks with the same experts
     - context: a context group: ranks with different parts of the same sequences
+    - tensor: ranks with slices of the same matrices
     - peer: two pipeline ranks
     """
 
-    kind: Literal["holders", "replicas", "data", "experts", "same experts", "context", "peer"]
-    pool: Pool = "Blocks"
+    kind: Literal["holders", "replicas", "data", "experts", "same experts", "context", "tensor", "peer"]
+    fold: Fold = "None"
     users: Users = ()
     """Pipeline ranks that use the units (holders), or the pipeline rank that receives (peer)."""
 
@@ -310,7 +315,7 @@ def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]
         case Unstash():
             return [Transfer("h2d", sizes.boundary(sizes.max_tokens(layout)))]
         case Forward() | Backward() | Route() | ExpertForward() | Recompute() | ExpertBackward():
-            return _over_context_ranks(layout, sizes, record)
+            return [*_over_context_ranks(layout, sizes, record), *_over_tensor_ranks(layout, sizes, record)]
         case Drop() | Receive() | Speculate() | Agree() | Measure():
             return []  # an Agree sends a few numbers, which are not counted
         case _:
@@ -330,9 +335,36 @@ def _over_context_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Tran
             operations = [*again, "all_to_all"]
         case _:
             operations = []
-    others = layout.context_ranks - 1
-    size = others * 2 * sizes.model.key_size * sizes.compute_bytes * sizes.max_tokens(layout)
+    # A tensor rank has the keys and values of its own heads, for the tokens of all ranks with slices of the layer.
+    tokens = layout.tensor_ranks * sizes.max_tokens(layout)
+    size = (layout.context_ranks - 1) * 2 * sizes.key_size(layout) * sizes.compute_bytes * tokens
     return [Transfer("context", size, Group("context"), operation) for operation in operations]
+
+
+def _over_tensor_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Transfer]:
+    """Return the transfers of tokens to all tensor ranks, and of sums of outputs back, in a pass."""
+    if layout.tensor_ranks == 1 or not 0 < record.position < layout.head:
+        return []
+    layer, spreads = record.position - 1, layout.spreads(record.position)
+    parts = sizes.sliced_parts(layer)
+    match record:
+        case Forward() | Route() | Recompute():
+            operations: list[Operation] = [] if isinstance(record, Forward) and spreads else _SLICED * parts
+        case Backward():
+            again: list[Operation] = _SLICED * parts if layout.recompute and not spreads else []
+            # The sum of the last product's outputs is not read.
+            unread = bool(again) and sizes.leaves_out_last_product(layer)
+            operations = [*(again[:-1] if unread else again), *_SLICED * parts]
+        case _:
+            operations = []
+    boundary = sizes.boundary_unrounded(sizes.max_tokens(layout))
+    size = (layout.tensor_ranks - 1) * boundary
+    return [Transfer("tensor", size, Group("tensor"), operation) for operation in operations]
+
+
+_SLICED: list[Operation] = ["all_gather", "all_to_all"]
+"""Operations around attention or an MLP with slices of matrices: a gather of its input, and a sum of its outputs. In
+the backward pass the sum's gradient is gathered, and the gather's gradient is summed."""
 
 
 def _to_other_ranks(layout: Layout, size: int) -> int:
@@ -362,10 +394,18 @@ def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
         summed = [Transfer("collective", size, _holders(layout, unit), "all_reduce")]
     kept = sizes.shard(layout, unit) * sizes.gradient_bytes
     return [
+        *_sums_of_replicated(layout, sizes, unit),
         *summed,
         Transfer("d2h", kept if home != "Device" else 0),
         Transfer("disk_write", kept if home == "Disk" and layout.keeps_gradients else 0),
     ]
+
+
+def _sums_of_replicated(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
+    """Return the transfers in which tensor ranks sum the gradients of the tensors that they all have."""
+    ranks = layout.tensor_ranks
+    replicated = (sizes.master_bytes * len(elements) for elements in sizes.units[unit].replicated)
+    return [Transfer("tensor", 2 * (ranks - 1) * size // ranks, Group("tensor"), "all_reduce") for size in replicated]
 
 
 def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
@@ -379,7 +419,7 @@ def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation)
 
 
 def _holders(layout: Layout, unit: int) -> Group:
-    return Group("holders", layout.pool_of(unit), layout.users[unit])
+    return Group("holders", layout.fold_of(unit), layout.users[unit])
 
 
 def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:

@@ -10,7 +10,7 @@ from pseudoreal_api.resolved.layers import MODULAR, sets_of
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Keep, Schedule, StateSharding
 
-from pseudoreal_trainer.plan.mesh import Groups, Mesh
+from pseudoreal_trainer.plan.mesh import Fold, Groups, Mesh
 
 Pool = Literal["Blocks", "Experts"]
 POOLS: tuple[Pool, ...] = ("Blocks", "Experts")
@@ -46,6 +46,9 @@ class Layout:
     """Number of ranks of a replica over which a layer's experts are spread (expert parallelism)."""
     context_ranks: int = 1
     """Number of context ranks: ranks of a replica with different parts of the same sequences (context parallelism)."""
+    tensor_ranks: int = 1
+    """Number of tensor ranks: ranks of a replica with slices of the matrices of each layer (tensor parallelism). They
+    divide the tokens of a context rank among them."""
     expert_groups: int = 1
     """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each group is a unit,
     and the groups compute one after the other."""
@@ -291,14 +294,30 @@ class Layout:
     def has_experts(self, position: int) -> bool:
         return len(self.units_of(position)) > 1
 
-    def data_holders(self, unit: int) -> int:
-        """Return the number of data ranks of a pipeline rank that hold the unit: all data ranks; for spread experts,
-        the ranks with the same experts."""
-        return self.pool_holders(self.pool_of(unit))
+    @property
+    def sequence_ranks(self) -> int:
+        """Number of ranks that divide the tokens of each sequence among them."""
+        return self.context_ranks * self.tensor_ranks
 
-    def pool_holders(self, pool: Pool) -> int:
-        """Return `data_holders` of any unit of a pool."""
-        return self.data // self.expert_ranks if pool == "Experts" else self.data
+    def fold_of(self, unit: int) -> Fold:
+        """Return the cut of the unit over the ranks of a replica, besides its shards."""
+        if self.pool_of(unit) == "Experts":
+            return "Experts" if self.expert_ranks > 1 else "None"
+        return "Tensors" if self.tensor_ranks > 1 and 0 < unit < self._first_experts else "None"
+
+    @cached_property
+    def folds(self) -> tuple[Fold, ...]:
+        """Cuts of units that this layout has."""
+        return tuple(dict.fromkeys(map(self.fold_of, range(self.units))))
+
+    def data_holders(self, unit: int) -> int:
+        """Return the number of data ranks of a pipeline rank that hold the unit: all data ranks; for spread experts and
+        sliced blocks, the ranks with the same experts or slices."""
+        return self.fold_holders(self.fold_of(unit))
+
+    def fold_holders(self, fold: Fold) -> int:
+        """Return `data_holders` of any unit with this cut."""
+        return self.data // self.mesh.fold_size(fold)
 
     def holders(self, unit: int) -> int:
         """Return the number of ranks that hold the unit, on all pipeline ranks that use it."""
@@ -307,7 +326,7 @@ class Layout:
     def data_part(self, unit: int, world_rank: int) -> int:
         """Return the index of a rank's part of a unit that is cut into equal parts, one for each of a pipeline rank's
         data ranks that hold the unit."""
-        return self.mesh.expert_part(world_rank) if self.pool_of(unit) == "Experts" else self.mesh.part(world_rank)
+        return self.mesh.part_in(self.fold_of(unit), world_rank)
 
     def part(self, unit: int, world_rank: int) -> int:
         """Return the index of a rank's shard of a unit that is cut into equal parts, one for each rank that holds the
@@ -315,12 +334,10 @@ class Layout:
         user = self.users[unit].index(self.mesh.coordinates(world_rank).pipeline)
         return user * self.data_holders(unit) + self.data_part(unit, world_rank)
 
-    def groups_of_replica(self, pool: Pool, users: Users) -> Groups:
-        """Return the groups of ranks inside a replica that hold the same units of this pool, for units that these
+    def groups_of_replica(self, fold: Fold, users: Users) -> Groups:
+        """Return the groups of ranks inside a replica that hold the same units of this cut, for units that these
         pipeline ranks use. In a group, ranks are in the order of their shards."""
-        mesh = self.mesh
-        groups = mesh.expert_groups("expert_shard") if pool == "Experts" else mesh.groups("shard")
-        return mesh.at_each_pipeline(groups, users)
+        return self.mesh.at_each_pipeline(self.mesh.holders_in_replica(fold), users)
 
     def shards(self, unit: int) -> int:
         """Return the number of shards of the unit's state; 1: the state is not sharded. A streamed unit with several
@@ -384,4 +401,5 @@ class Layout:
             shard=self.data // self.replicas,
             expert=self.expert_ranks,
             context=self.context_ranks,
+            tensor=self.tensor_ranks,
         )

@@ -1,8 +1,9 @@
 """Arrangement of a phase's ranks in dimensions: the coordinates of each rank, and groups of ranks. Pure.
 
 A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so the ranks with the
-most traffic between them are neighbours. Expert parallelism and context parallelism use the ranks of one replica of a
-pipeline coordinate again, each with digits of its own (parallel folding, Megatron Core, arXiv 2504.14960).
+most traffic between them are neighbours. Expert, context and tensor parallelism use the ranks of one replica of a
+pipeline coordinate again, with digits of their own (parallel folding, Megatron Core, arXiv 2504.14960): the experts one
+digit, sequences two, of which the tensor rank changes faster.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,9 @@ Dimension = Literal["pipeline", "replica", "shard"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 ExpertDimension = Literal["replica", "expert_shard", "expert"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
+Fold = Literal["None", "Experts", "Tensors"]
+FOLDS: tuple[Fold, ...] = get_args(Fold)
+"""Cuts of a unit over the ranks of a replica, besides its shards: none, by experts, or into slices of tensors."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Disjoint groups of ranks, each ascending; all groups together contain all ranks, unless a method says otherwise."""
@@ -42,14 +46,19 @@ class Mesh:
     expert: int = 1
     """Number of equal parts into which a layer's experts are cut; each rank has one part."""
     context: int = 1
-    """Number of context ranks: neighbouring ranks of a replica with different parts of the same sequences."""
+    """Number of context ranks: ranks of a replica with different parts of the same sequences, which attend to each
+    other's keys and values."""
+    tensor: int = 1
+    """Number of tensor ranks: neighbouring ranks of a replica with slices of the same matrices. They divide the tokens
+    of a context rank among them."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a number is below 1, or if experts or parts of sequences do not fold over the ranks."""
         for name, size in vars(self).items():
             if size < 1:
                 raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
-        for name, size in {"expert": self.expert, "context": self.context}.items():
+        folded = {"expert": self.expert, "context": self.context, "tensor": self.tensor}
+        for name, size in {**folded, "context times tensor": self.sequence}.items():
             if self.shard % size:
                 raise ValueError(
                     f"{name} {size} does not divide the {self.shard} ranks of a replica of a pipeline rank: choose a"
@@ -80,9 +89,15 @@ class Mesh:
         return self.replica * self.shard
 
     @property
+    def sequence(self) -> int:
+        """Number of ranks that divide the tokens of each sequence among them."""
+        return self.context * self.tensor
+
+    @property
     def sequence_groups(self) -> int:
-        """Number of context groups of a pipeline rank. The sequences of a micro-batch are divided among them."""
-        return self.data // self.context
+        """Number of groups of ranks of a pipeline rank with the same sequences. The sequences of a micro-batch are
+        divided among them."""
+        return self.data // self.sequence
 
     def coordinates(self, rank: int) -> Coordinates:
         assert 0 <= rank < self.ranks, "the rank is in the mesh"
@@ -110,11 +125,19 @@ class Mesh:
 
     def sequence_group(self, rank: int) -> int:
         """Return the index of the rank's part of a micro-batch's sequences."""
-        return self.data_rank(rank) // self.context
+        return self.data_rank(rank) // self.sequence
+
+    def sequence_coordinate(self, rank: int) -> int:
+        """Return the index of the rank's part of the tokens of each of its sequences."""
+        return rank % self.sequence
 
     def context_coordinate(self, rank: int) -> int:
-        """Return the index of the rank's part of each of its sequences."""
-        return rank % self.context
+        """Return the index of the rank's context rank."""
+        return rank % self.sequence // self.tensor
+
+    def tensor_coordinate(self, rank: int) -> int:
+        """Return the index of the rank's slices of matrices."""
+        return rank % self.tensor
 
     def part(self, rank: int) -> int:
         """Return the index of the rank's part of a flat vector that is cut into `data` equal parts: first over the
@@ -130,10 +153,22 @@ class Mesh:
         """Return the rank's index among the ranks of its replica with the same experts."""
         return rank % self.shard // self.expert
 
-    def expert_part(self, rank: int) -> int:
-        """Return the index of the rank's part of a vector of experts. The vector is cut as in `part`, but only among
-        the ranks with the same experts."""
-        return self.expert_shard_coordinate(rank) * self.replica + self.coordinates(rank).replica
+    def fold_size(self, fold: Fold) -> int:
+        """Return the number of parts into which a unit is cut, besides its shards."""
+        return {"None": 1, "Experts": self.expert, "Tensors": self.tensor}[fold]
+
+    def part_in(self, fold: Fold, rank: int) -> int:
+        """Return the index of the rank's part of a unit. The unit is cut as in `part`, but only among the ranks with
+        the same experts or slices."""
+        return rank % self.shard // self.fold_size(fold) * self.replica + self.coordinates(rank).replica
+
+    def holders_in_replica(self, fold: Fold) -> Groups:
+        """Return the groups of ranks of one replica and pipeline rank that hold the same units."""
+        return self._folded_groups(self.fold_size(fold))
+
+    def _folded_groups(self, size: int) -> Groups:
+        sizes = {"pipeline": self.pipeline, "replica": self.replica, "shard": self.shard // size, "fold": size}
+        return _groups(sizes, ["shard"])
 
     def groups(self, *dimensions: Dimension) -> Groups:
         """Return the groups of ranks that differ only in these dimensions. In a group, ranks are in the order of their
@@ -158,8 +193,14 @@ class Mesh:
 
     @cached_property
     def context_groups(self) -> Groups:
-        """Groups of the ranks with the same sequences. In a group, ranks are in the order of their parts."""
-        return tuple(tuple(range(first, first + self.context)) for first in range(0, self.ranks, self.context))
+        """Groups of the ranks with the same sequences and slices. In a group, ranks are in the order of their parts."""
+        sizes = {"group": self.ranks // self.sequence, "context": self.context, "tensor": self.tensor}
+        return _groups(sizes, ["context"])
+
+    @cached_property
+    def tensor_groups(self) -> Groups:
+        """Groups of the ranks with slices of the same matrices. In a group, ranks are in the order of their slices."""
+        return tuple(tuple(range(first, first + self.tensor)) for first in range(0, self.ranks, self.tensor))
 
 
 def _groups(sizes: Mapping[str, int], varying: Collection[str]) -> Groups:

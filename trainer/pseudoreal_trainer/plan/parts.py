@@ -9,20 +9,30 @@ from pseudoreal_trainer.plan.units import Unit
 
 
 def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tuple[Unit, ...]:
-    """Return the units as a rank holds them. `units`: units of the model, with all experts."""
-    return own_units(units, layout.mesh.expert_coordinate(world_rank), layout.expert_ranks, layout.expert_groups)
+    """Return the units as a rank holds them. `units`: units of the model, whole and with all experts."""
+    mesh = layout.mesh
+    own = own_units(units, mesh.expert_coordinate(world_rank), layout.expert_ranks, layout.expert_groups)
+    return sliced_units(own, mesh.tensor_coordinate(world_rank), layout.tensor_ranks)
 
 
 def own_units(units: Iterable[Unit], coordinate: int, ranks: int, groups: int) -> tuple[Unit, ...]:
-    """Return the units as a rank holds them: a unit of experts is reduced to the rank's own experts and cut into
-    groups. `units`: units of the model, with all experts. `coordinate`: index of the rank among the expert ranks."""
+    """Return the units as an expert rank holds them: a unit of experts is reduced to the rank's own experts and cut
+    into groups. `units`: units of the model, with all experts. `coordinate`: index of the rank among the expert
+    ranks."""
     own = (unit.of_rank(coordinate, ranks) for unit in units)
     return tuple(group for unit in own for group in unit.in_groups(groups))
 
 
+def sliced_units(units: Iterable[Unit], coordinate: int, ranks: int) -> tuple[Unit, ...]:
+    """Return the units as a tensor rank holds them: a block has the rank's slices of matrices. `coordinate`: index of
+    the rank among the tensor ranks."""
+    return tuple(unit.sliced(coordinate, ranks) for unit in units)
+
+
 @dataclass(frozen=True)
 class Part:
-    """A part of a tensor: consecutive elements of the flattened tensor."""
+    """A part of a tensor: consecutive elements of the flattened tensor, or of its flattened slices of columns, one
+    slice after the other."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,6 +42,8 @@ class Part:
     end: int
     offset: int
     """Index of the part's first element in the unit's flat vector."""
+    column_slices: int = 1
+    """Number of slices of columns; 1: the tensor is flattened as a whole."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -48,7 +60,9 @@ def parts_of(unit: Unit, elements: range) -> list[Part]:
         begin, end = max(elements.start, start), min(elements.stop, start + parameter.numel)
         if begin < end:
             first = parameter.begin - start
-            found.append(Part(parameter.name, parameter.whole, first + begin, first + end, begin))
+            found.append(
+                Part(parameter.name, parameter.whole, first + begin, first + end, begin, parameter.column_slices)
+            )
         start += parameter.numel
     return found
 

@@ -118,7 +118,17 @@ class Sizes:
 
     def max_tokens(self, layout: Layout) -> int:
         """Return the maximum number of tokens of a micro-batch that a data rank takes as inputs."""
-        return self.max_sequences(layout) * self.model.sequence_length // layout.context_ranks
+        return self.max_sequences(layout) * self.model.sequence_length // layout.sequence_ranks
+
+    def key_size(self, layout: Layout) -> int:
+        """Return the width of all key heads of a rank together."""
+        return max(self.model.key_size // layout.tensor_ranks, self.model.head_size)
+
+    def sliced_parts(self, layer: int) -> int:
+        """Return the number of parts of a layer whose matrices tensor ranks cut: attention, and the MLP or the shared
+        experts if the layer has them."""
+        has_mlp = not self.model.has_experts(layer) or self.model.shared_expert is not None
+        return 1 + has_mlp
 
     def allocated(self, size: int) -> int:
         """Return the device bytes that a tensor of `size` bytes takes."""

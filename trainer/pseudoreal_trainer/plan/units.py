@@ -10,6 +10,10 @@ In the flat vector the matrices come first, then biases and norm weights: weight
 one range of the vector, wherever shards cut it. Of the matrices the router comes last: Muon updates the matrices
 before it, and so the start of the vector. At the end of the vector comes a balancing bias. No gradient trains it, and
 no shard cuts it, because all experts' values are updated together.
+
+With tensor parallelism, a rank's block has slices of the matrices of attention and MLPs: rows of the matrices that
+make heads or hidden features, columns of the matrices that read them. All other tensors of the block are replicated on
+the tensor ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -41,8 +45,30 @@ EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How tensor ranks may cut a tensor."""
+
+    axis: int
+    """Dimension that is cut: 0 or 1."""
+    parts: int
+    """Number of equal parts of this dimension that stay whole: heads, or hidden features."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One of several equal slices of a tensor, along one dimension."""
+
+    axis: int
+    """Dimension that is cut: 0 or 1."""
+    index: int
+    count: int
+    """Number of slices."""
+
+
+@dataclass(frozen=True)
 class Parameter:
-    """A unit's part of a tensor: the whole tensor, or the part of some experts in a stacked tensor."""
+    """A unit's part of a tensor: the whole tensor, the part of some experts in a stacked tensor, or the slice of a
+    tensor rank."""
 
     name: str
     """Name in the model and in checkpoints."""
@@ -50,10 +76,22 @@ class Parameter:
     """Shape of the whole tensor."""
     experts: range | None = None
     """Numbers of the experts in the part; None: the tensor is not stacked."""
+    cut: Cut | None = None
+    """How tensor ranks may cut the tensor; None: all of them have all of it."""
+    slice: Slice | None = None
+    """Slice that is the part; None: this is not a part of a cut tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.slice is not None:
+            axis = self.slice.axis
+            return (*self.whole[:axis], self.whole[axis] // self.slice.count, *self.whole[axis + 1 :])
         return self.whole if self.experts is None else (len(self.experts), *self.whole[1:])
+
+    @property
+    def column_slices(self) -> int:
+        """Number of slices of columns that `begin` counts one after the other; 1: it counts the tensor row by row."""
+        return self.slice.count if self.slice is not None and self.slice.axis == 1 else 1
 
     @property
     def rows(self) -> range:
@@ -66,8 +104,18 @@ class Parameter:
 
     @property
     def begin(self) -> int:
-        """Index of the part's first element in the flattened tensor."""
+        """Index of the part's first element in the flattened tensor, or in the flattened slices of columns, one slice
+        after the other."""
+        if self.slice is not None:
+            return self.slice.index * self.numel
         return 0 if self.experts is None else self.experts.start * prod(self.whole[1:])
+
+    def sliced(self, coordinate: int, ranks: int) -> "Parameter":
+        """Return the slice of a tensor rank; the parameter unchanged if it is not cut, or has fewer parts than
+        ranks."""
+        if self.cut is None or self.cut.parts % ranks:
+            return self
+        return replace(self, slice=Slice(self.cut.axis, coordinate, ranks))
 
     @property
     def is_balancing(self) -> bool:
@@ -168,6 +216,24 @@ class Unit:
     def is_experts(self) -> bool:
         return are_experts(self.name)
 
+    @cached_property
+    def is_sliced(self) -> bool:
+        """Whether tensors of the unit are slices of a tensor rank."""
+        return any(parameter.slice is not None for parameter in self.parameters)
+
+    @cached_property
+    def replicated(self) -> tuple[range, ...]:
+        """Ranges of the flat vector with the tensors that all tensor ranks have; empty without slices."""
+        found: list[range] = []
+        begin = 0
+        for parameter in self.parameters if self.is_sliced else ():
+            end = begin + parameter.numel
+            if parameter.slice is None:
+                is_next = bool(found) and found[-1].stop == begin
+                found[-1 if is_next else len(found) :] = [range(found[-1].start if is_next else begin, end)]
+            begin = end
+        return tuple(found)
+
     @property
     def experts(self) -> range | None:
         """Numbers of the unit's experts; None for a unit without experts."""
@@ -190,6 +256,13 @@ class Unit:
         count = len(self.experts) // ranks
         first = self.experts.start + coordinate * count
         return self.of_experts(range(first, first + count))
+
+    def sliced(self, coordinate: int, ranks: int) -> "Unit":
+        """Return the part of the unit that a tensor rank holds: a block with slices of the matrices of attention and
+        MLPs. A unit that is not a block is returned unchanged."""
+        if ranks == 1 or not any(one.cut for one in self.parameters):
+            return self
+        return replace(self, parameters=tuple(one.sliced(coordinate, ranks) for one in self.parameters))
 
     def in_groups(self, groups: int) -> tuple["Unit", ...]:
         """Return the unit cut into `groups` units, each with a contiguous range of the experts and all with the unit's
@@ -224,12 +297,18 @@ def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
     embedding: Shapes = {"embedding.weight": matrix}
     norm: Shapes = {"norm.weight": (model.hidden_size,)}
     between = [
-        *(_unit(block_name(b), _block(model, b, layers.index(b))) for b in sorted(set(layers))),
+        *(_cuttable(_unit(block_name(b), _block(model, b, layers.index(b))), model) for b in sorted(set(layers))),
         *(_experts(model, number) for number in sets_of(experts_of_layers(sharing, model))),
     ]
     if model.embeddings == "Tied":
         return (_unit(EMBEDDING, embedding | norm), *between)
     return (_unit(EMBEDDING, embedding), *between, _unit(HEAD, norm | {"head.weight": matrix}))
+
+
+def _cuttable(block: Unit, model: Model) -> Unit:
+    """Return the block with the cuts of tensor ranks."""
+    start = len(block.name) + 1
+    return replace(block, parameters=tuple(replace(one, cut=_cut(one.name[start:], model)) for one in block.parameters))
 
 
 def block_name(block: int) -> str:
@@ -292,6 +371,26 @@ def unit_of(name: str, model: Model) -> str:
 def in_block(name: str, block: int) -> str:
     """Return the name of the same tensor in another block, or in other experts."""
     return f"{block_name(block)}.{name.split('.', 2)[2]}"
+
+
+def has_sliced_keys(model: Model, tensor_ranks: int) -> bool:
+    """Return whether tensor ranks have slices of the matrices of keys and values. Otherwise there are fewer key heads
+    than tensor ranks: each rank has all of them, and uses one."""
+    return model.key_size // model.head_size % tensor_ranks == 0
+
+
+def _cut(name: str, model: Model) -> Cut | None:
+    """Return how tensor ranks cut a tensor of a block: rows of the matrices that make heads or hidden features, columns
+    of the matrices that read them (Megatron-LM, arXiv 1909.08053, section 3). `name`: relative to the block."""
+    part, matrix, tensor = [*name.split("."), ""][:3]
+    sizes = {"ffn": model.feed_forward.size, "shared": model.shared_expert.size if model.shared_expert else 0}
+    heads, keys = model.attention.heads, model.key_size // model.head_size
+    parts = {"query": heads, "key": keys, "value": keys, "output": heads} if part == "attention" else {}
+    if part in sizes:
+        parts = dict.fromkeys(("gate", "up", "down"), sizes[part])
+    if matrix not in parts or (matrix in ("output", "down") and tensor == "bias"):
+        return None
+    return Cut(1 if matrix in ("output", "down") else 0, parts[matrix])
 
 
 Shapes = dict[str, tuple[int, ...]]

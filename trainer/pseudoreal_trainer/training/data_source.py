@@ -163,7 +163,7 @@ def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     and on a GPU this sum waits for these passes.
     """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=groups.device)
-    contributes = groups.pipeline_rank == groups.context_rank == 0
+    contributes = groups.pipeline_rank == groups.sequence_coordinate == 0
     targets, *pairs = groups.ranks.sum_(numbers if contributes else torch.zeros_like(numbers)).tolist()
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 

@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Continued, FreshStart, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.slices import read_in_slice
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.blueprint import Blueprint
@@ -250,7 +252,10 @@ def _import_state(unit: Unit, extent: range, weights: Weights, dtype: torch.dtyp
     name = str(dtype).removeprefix("torch.")
 
     def read(part: Part) -> NDArray[Any]:
-        return weights.read(part.name, part.begin, part.end, name)
+        if part.column_slices == 1:
+            return weights.read(part.name, part.begin, part.end, name)
+        rows = partial(weights.read, part.name, dtype=name)
+        return read_in_slice(rows, part.shape, part.column_slices, part.begin, part.end)
 
     zeros = torch.zeros(len(extent), dtype=dtype)
     return UnitState(
@@ -262,7 +267,7 @@ def _load_vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor
     """Return this rank's shard of one state vector of a unit, [length of the extent]."""
 
     def read(part: Part) -> NDArray[Any]:
-        return start.read(part.name, kind, part.begin, part.end)
+        return start.read(part.name, kind, part.begin, part.end, part.column_slices)
 
     return _read_parts(unit, extent, getattr(torch, start.dtype), read)
 

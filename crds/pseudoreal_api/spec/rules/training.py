@@ -197,10 +197,11 @@ TRAINING_RULES = (
     ),
     on_each_phase(
         f"p.parallelism.layout == 'Given' || (!({_ALL_RANKS}) && {_PIPELINE} == 1 && p.parallelism.replicas == 1"
-        " && p.parallelism.expertRanks == 1 && p.parallelism.contextRanks == 1 && p.parallelism.schedule == 'Layered'"
+        " && p.parallelism.expertRanks == 1 && p.parallelism.contextRanks == 1 && p.parallelism.tensorRanks == 1"
+        " && p.parallelism.schedule == 'Layered'"
         f" && ({_DEFAULT_SHARDING} || p.parallelism.stateSharding == 'None'))",
-        ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas, expertRanks and contextRanks;"
-        " remove these fields from parallelism, or remove layout",
+        ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas, expertRanks, contextRanks and"
+        " tensorRanks; remove these fields from parallelism, or remove layout",
     ),
     on_each_phase(
         "p.parallelism.layout == 'Given' || (p.batch.microBatches == 1 && p.activations.keep == 'Inputs')",

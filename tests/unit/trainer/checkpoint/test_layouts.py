@@ -30,7 +30,7 @@ SAVED, END = 3, 5
 
 
 def _layout(workers: int, pipeline: int = 1, **phase: Any) -> dict[str, Any]:
-    names = ("schedule", "stateSharding", "replicas", "expertRanks")
+    names = ("schedule", "stateSharding", "replicas", "expertRanks", "tensorRanks")
     fields = {key: phase.pop(key) for key in names if key in phase}
     return {"workers": workers, "parallelism": {"pipeline": pipeline, **fields}, **phase}
 
@@ -42,6 +42,7 @@ LAYOUTS = {
     "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1F1B", offload={"home": "Disk"}),
     "data 3, optimizer": _layout(3, stateSharding="Optimizer"),
     "2 replicas x data 2, full, disk": _layout(4, stateSharding="Full", replicas=2, offload={"home": "Disk"}),
+    "tensor 2 x data 2, full, disk": _layout(4, tensorRanks=2, stateSharding="Full", offload={"home": "Disk"}),
     "pipeline 2 x data 2, full, host": _layout(4, 2, schedule="GPipe", stateSharding="Full", offload={"home": "Host"}),
 }
 

@@ -317,12 +317,18 @@ EXPERTS = {
 }
 
 
+@pytest.mark.parametrize("cut", [{"expert_ranks": 2}, {"expert_ranks": 2, "tensor_ranks": 2}], ids=str)
 @pytest.mark.parametrize("model_type", EXPERTS)
 def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
-    model_type: str, job_body: Any, config: Any, train: Any, tmp_path: Path
+    model_type: str, cut: dict[str, int], job_body: Any, config: Any, train: Any, tmp_path: Path
 ) -> None:
     one = _trained(EXPERTS[model_type], job_body, config, train, tmp_path, {"blocks": 4})
-    spread = _saved_by_four(one, tmp_path / "spread")
+    spread = _saved_by_four(one, tmp_path / "spread", cut)
+    slices = {name: tensor.column_slices for name, tensor in spread.manifest.tensors.items()}
+    is_sliced = "tensor_ranks" in cut
+    assert all(
+        (n > 1) == (is_sliced and name.endswith("output.weight")) for name, n in slices.items() if "ffn" not in name
+    )
     pieces = [tensor.pieces for name, tensor in spread.manifest.tensors.items() if ".experts." in name]
     assert min(map(len, pieces)) > 1, "several ranks saved a part of each tensor"
     assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), (
@@ -335,8 +341,8 @@ def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
     assert json.loads(found["config.json"])["model_type"] == model_type
 
 
-def _saved_by_four(source: Reader, work: Path) -> Reader:
-    """Save the same weights as four ranks do, two of which hold the same half of the experts; return the checkpoint."""
+def _saved_by_four(source: Reader, work: Path, cut: dict[str, Any]) -> Reader:
+    """Save the same weights as four ranks do, with experts or matrices cut over them; return the checkpoint."""
     manifest, dtype = source.manifest, source.dtype
     model, sharing = manifest.model, manifest.sharing
     layout = Layout(
@@ -345,8 +351,8 @@ def _saved_by_four(source: Reader, work: Path) -> Reader:
         pipeline=1,
         data=4,
         micro_batches=1,
-        expert_ranks=2,
         sharding="Full",
+        **cut,
     )
     units, store = units_of(model, sharing), CheckpointStore(work, manifest.job.uid)
     folder, files = store.begin(manifest), dict[str, FileDigest]()
@@ -356,7 +362,7 @@ def _saved_by_four(source: Reader, work: Path) -> Reader:
         with closing(RankWriter(folder, rank, parts, dtype)) as writer:
             for of_unit, kind in product(parts, KINDS):
                 for part in of_unit:
-                    writer.write(kind, source.read(part.name, kind, part.begin, part.end))
+                    writer.write(kind, source.read(part.name, kind, part.begin, part.end, part.column_slices))
             files |= writer.finish()
     saved = manifest.revised(files=files, tensors=tensors_of(layout, units, dtype))
     store.commit(saved)

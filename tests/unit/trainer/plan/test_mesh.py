@@ -58,7 +58,7 @@ def test_experts_fold_over_the_ranks_of_one_pipeline_rank(mesh: Mesh) -> None:
         [[_, replica, shard, expert]] = np.argwhere(array == rank).tolist()
         assert mesh.expert_coordinate(rank) == expert
         assert mesh.expert_shard_coordinate(rank) == shard
-        assert mesh.expert_part(rank) == shard * mesh.replica + replica
+        assert mesh.part_in("Experts", rank) == shard * mesh.replica + replica
     for axis, name in enumerate(EXPERT_DIMENSIONS, start=1):
         rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
         groups = mesh.expert_groups(name)

@@ -1,10 +1,11 @@
-"""Gathers of keys and values over the context ranks.
+"""Exchanges of parts of sequences: over the context ranks keys and values, over the tensor ranks tokens.
 
-The main thread calls them. On a GPU, autograd runs the backward pass of a gather in its own thread of the device, while
-the main thread waits for the gradients: so one thread at a time uses the group.
+The main thread calls them. On a GPU, autograd runs the backward pass of an exchange in its own thread of the device,
+while the main thread waits for the gradients: so one thread at a time uses a group.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,17 +17,30 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.context import ContextCut
 
 
-class ContextGather:
-    """Gathers parts of sequences over the ranks with the same sequences. All of these ranks call it in plan order."""
+class PartExchange:
+    """Exchanges parts of sequences among ranks that have one part each. All of these ranks call it in plan order."""
 
-    def __init__(self, groups: ProcessGroups, trace: Trace) -> None:
-        self._group, self._trace, self._heartbeat = groups.context, trace, groups.ranks.heartbeat
-        self.rank = groups.context_rank
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        traffic: Literal["context", "tensor"],
+        groups: ProcessGroups,
+        trace: Trace,
+    ) -> None:
+        """`group`: the ranks, in the order of their parts; None: this rank is alone."""
+        self._group, self._traffic, self._trace = group, traffic, trace
+        self._heartbeat = groups.ranks.heartbeat
 
-    def __call__(self, cut: ContextCut, part: Tensor) -> Tensor:
+    def gather(self, cut: ContextCut, part: Tensor) -> Tensor:
         """Return whole sequences, [B, T / C, ...] -> [B, T, ...]. The backward pass returns to each rank the gradient
         of its part, summed over the ranks."""
         out: Tensor = _Gather.apply(part, cut, self)
+        return out
+
+    def sum_to_own(self, cut: ContextCut, whole: Tensor) -> Tensor:
+        """Return this rank's part of whole sequences, summed over the ranks, [B, T, ...] -> [B, T / C, ...]. The
+        backward pass gathers the gradients of all parts."""
+        out: Tensor = _SumToOwn.apply(whole, cut, self)
         return out
 
     def all_gather(self, part: Tensor) -> Tensor:
@@ -34,9 +48,9 @@ class ContextGather:
         assert self._group is not None, "sequences are cut only over several ranks"
         part = part.contiguous()
         parts = part.new_empty(self._group.size(), *part.shape)
-        with self._heartbeat.waiting("gathers keys and values"):
+        with self._heartbeat.waiting("gathers parts of sequences"):
             dist.all_gather_into_tensor(parts.view(-1), part.view(-1), group=self._group)
-        self._trace.count_bytes("context", parts.nbytes - part.nbytes)
+        self._trace.count_bytes(self._traffic, parts.nbytes - part.nbytes)
         return parts
 
     def sum_of_own(self, parts: Tensor) -> Tensor:
@@ -46,20 +60,55 @@ class ContextGather:
         the same bits on every backend. A reduce-scatter would send as many bytes.
         """
         received = torch.empty_like(parts)
-        with self._heartbeat.waiting("sums the gradients of keys and values"):
+        with self._heartbeat.waiting("sums parts of sequences"):
             dist.all_to_all_single(received, parts, group=self._group)
-        self._trace.count_bytes("context", parts.nbytes - parts[0].nbytes)
+        self._trace.count_bytes(self._traffic, parts.nbytes - parts[0].nbytes)
         wide = torch.promote_types(parts.dtype, torch.float32)
         return received.sum(dim=0, dtype=wide).to(parts.dtype)
 
 
+class TensorExchange:
+    """Exchanges of tokens among the tensor ranks (`model.tensor.TensorRanks`)."""
+
+    def __init__(self, groups: ProcessGroups, trace: Trace) -> None:
+        self.count, self.rank = groups.layout.tensor_ranks, groups.tensor_rank
+        self._exchange = PartExchange(groups.tensor, "tensor", groups, trace)
+        # Excluded from torch.compile, which would trace the collectives.
+        self.gather: Callable[[Tensor], Tensor] = torch.compiler.disable(self._gather)
+        self.sum_to_own: Callable[[Tensor], Tensor] = torch.compiler.disable(self._sum_to_own)
+
+    def _gather(self, own: Tensor) -> Tensor:
+        return self._exchange.gather(self._cut(own.shape[1] * self.count), own)
+
+    def _sum_to_own(self, summands: Tensor) -> Tensor:
+        return self._exchange.sum_to_own(self._cut(summands.shape[1]), summands)
+
+    def gather_values(self, own: Tensor) -> Tensor:
+        return self._cut(own.shape[1] * self.count).joined(self._exchange.all_gather(own))
+
+    def _cut(self, length: int) -> ContextCut:
+        return ContextCut(self.count, self.rank, length)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, cut: ContextCut, gather: ContextGather) -> Tensor:
-        ctx.cut, ctx.gather = cut, gather
-        return cut.joined(gather.all_gather(part))
+    def forward(ctx: Any, part: Tensor, cut: ContextCut, exchange: PartExchange) -> Tensor:
+        ctx.cut, ctx.exchange = cut, exchange
+        return cut.joined(exchange.all_gather(part))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.gather.sum_of_own(ctx.cut.parts(gradient)), None, None
+        return ctx.exchange.sum_of_own(ctx.cut.parts(gradient)), None, None
+
+
+class _SumToOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, cut: ContextCut, exchange: PartExchange) -> Tensor:
+        ctx.cut, ctx.exchange = cut, exchange
+        return exchange.sum_of_own(cut.parts(whole))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.cut.joined(ctx.exchange.all_gather(gradient)), None, None

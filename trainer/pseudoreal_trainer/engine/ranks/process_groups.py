@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pseudoreal_trainer.accelerator.adapters import adapter_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool, Users
-from pseudoreal_trainer.plan.mesh import Groups
+from pseudoreal_trainer.plan.layout import Layout, Users
+from pseudoreal_trainer.plan.mesh import Fold, Groups
 from pseudoreal_trainer.plan.records import Flow
 
 Group = dist.ProcessGroup
@@ -60,13 +60,16 @@ class ProcessGroups:
 
     layout: Layout
     ranks: Ranks
-    of_units: Mapping[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
-    """(pool, users) -> groups of the ranks that hold units of this pool with these users: for experts the ranks with
-    the same experts, for other units all ranks of the users. Empty if there is one rank."""
+    of_units: Mapping[tuple[Fold, Users], UnitGroups] = field(default_factory=dict)
+    """(cut, users) -> groups of the ranks that hold units of this cut with these users: the ranks with the same experts
+    or slices, or all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     context: Group | None = None
     """Ranks with the same sequences, each with a part of each sequence. Main thread: gathers of keys and values."""
+    tensor: Group | None = None
+    """Ranks with slices of the same matrices. Main thread: gathers of tokens, sums of outputs, and sums of the
+    gradients of replicated tensors."""
     same_experts: Group | None = None
     """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
     reduce_world: Group | None = None
@@ -101,8 +104,16 @@ class ProcessGroups:
         return self.layout.mesh.sequence_group(self.ranks.rank)
 
     @property
+    def sequence_coordinate(self) -> int:
+        return self.layout.mesh.sequence_coordinate(self.ranks.rank)
+
+    @property
     def context_rank(self) -> int:
         return self.layout.mesh.context_coordinate(self.ranks.rank)
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.layout.mesh.tensor_coordinate(self.ranks.rank)
 
     def part(self, unit: int) -> int:
         """Return the index of this rank's shard of a unit, if states are sharded."""
@@ -116,7 +127,7 @@ class ProcessGroups:
         return self._unit_groups(unit, (self.pipeline_rank,))
 
     def _unit_groups(self, unit: int, users: Users) -> UnitGroups:
-        return self.of_units.get((self.layout.pool_of(unit), users), UnitGroups())
+        return self.of_units.get((self.layout.fold_of(unit), users), UnitGroups())
 
     def reduce_users_of(self, unit: int) -> Group | None:
         return self.reduce_users.get(self.layout.users[unit])
@@ -132,7 +143,7 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy all groups of this rank."""
         of_units = [group for one in self.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)]
-        single = [self.expert, self.same_experts, self.context, self.probe, self.router_counts]
+        single = [self.expert, self.same_experts, self.context, self.tensor, self.probe, self.router_counts]
         of_all = [self.reduce_world, self.checkpoint]
         # Units share some groups: destroy each group once.
         for group in dict.fromkeys([*of_units, *single, *of_all, *self.reduce_users.values(), *self.p2p.values()]):
@@ -169,6 +180,7 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
         expert=maker.own_group([*map(list, layout.mesh.expert_groups("expert"))]),
         same_experts=maker.own_group(same_experts) if layout.expert_groups > 1 else None,
         context=maker.own_group([*map(list, layout.mesh.context_groups)]),
+        tensor=maker.own_group([*map(list, layout.mesh.tensor_groups)]),
         reduce_world=maker.own_group(world),
         reduce_users=_reduce_users(layout, maker),
         checkpoint=maker.own_gloo_group(world),
@@ -178,33 +190,34 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
     )
 
 
-def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], UnitGroups]:
+def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Fold, Users], UnitGroups]:
     # All units use the same groups across replicas, so create these groups once.
     replicas = [*map(list, layout.mesh.groups("replica"))]
     inter, inter_reduce = maker.own_group(replicas), maker.own_group(replicas)
-    found: dict[tuple[Pool, Users], UnitGroups] = {}
-    # Without expert parallelism, experts have the same holders as all other units.
-    for pools in ([pool] for pool in POOLS) if layout.expert_ranks > 1 else [POOLS]:
-        groups = partial(layout.groups_of_replica, pools[0])
-        for users, intra in _own_group_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
+    found: dict[tuple[Fold, Users], UnitGroups] = {}
+    for fold in layout.folds:
+        groups = partial(layout.groups_of_replica, fold)
+        for users, intra in _own_group_of_each(layout, maker, _sets_of_users(layout, [fold]), groups).items():
             (mine,) = (ranks for ranks in groups(users) if maker.ranks.rank in ranks)
-            of_unit = UnitGroups(mine.index(maker.ranks.rank), len(mine), intra, inter, inter_reduce)
-            found |= {(pool, users): of_unit for pool in pools}
+            found[fold, users] = UnitGroups(mine.index(maker.ranks.rank), len(mine), intra, inter, inter_reduce)
     return found
 
 
 def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | None]:
     return _own_group_of_each(
-        layout, maker, _sets_of_users(layout, POOLS), partial(layout.mesh.at_each_pipeline, layout.mesh.data_groups)
+        layout,
+        maker,
+        _sets_of_users(layout, layout.folds),
+        partial(layout.mesh.at_each_pipeline, layout.mesh.data_groups),
     )
 
 
-def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
-    """Return the sets of pipeline ranks that share a unit of these pools, and a set with each single pipeline rank, for
+def _sets_of_users(layout: Layout, folds: Sequence[Fold]) -> dict[Users, Users]:
+    """Return the sets of pipeline ranks that share a unit of these cuts, and a set with each single pipeline rank, for
     measuring its layers. Each set is its own key."""
     alone = ((rank,) for rank in range(layout.pipeline))
     common = {
-        layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.pool_of(unit) in pools
+        layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.fold_of(unit) in folds
     }
     return {users: users for users in (*alone, *sorted(common))}
 

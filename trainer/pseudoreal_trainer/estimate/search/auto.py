@@ -50,6 +50,7 @@ def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> Chose
         replicas=choice.replicas,
         expert_ranks=choice.expert_ranks,
         context_ranks=choice.context_ranks,
+        tensor_ranks=choice.tensor_ranks,
         schedule=choice.schedule,
         state_sharding=choice.sharding,
         micro_batches=choice.micro_batches,

@@ -20,7 +20,14 @@ from pseudoreal_api.spec.phase import Home
 
 from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, room, state_fits, violations
 from pseudoreal_trainer.estimate.search.bound import min_pass_seconds, min_step_seconds
-from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen, context_choices
+from pseudoreal_trainer.estimate.search.space import (
+    Choice,
+    StateChoice,
+    choices,
+    chosen,
+    context_choices,
+    tensor_choices,
+)
 from pseudoreal_trainer.estimate.time.costs import ROUNDING_ON_GPU, ROUNDING_ON_HOST, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import STEPS
@@ -71,8 +78,8 @@ class Search:
         """Profile for lower bounds. With a budget, updates on devices are at least as fast as on hosts, because the
         budget may move units to hosts."""
         self._device, self._threads = device, threads
-        self._sizes: dict[int, Sizes] = {}
-        """Number of expert ranks -> sizes with a rank's own part of the units."""
+        self._sizes: dict[tuple[int, int], Sizes] = {}
+        """(expert ranks, tensor ranks) -> sizes with a rank's own part of the units."""
         self._peaks: dict[Choice, Peaks] = {}
         """Choice without its sharding and replicas, on which activation peaks do not depend -> activation peaks. Shared
         because building the plan of a step takes the longest."""
@@ -99,7 +106,9 @@ class Search:
         yield from _by_free_memory(equal)
 
     def _by_seconds(self) -> Iterator[Found]:
-        every = chain.from_iterable(choices(self._config, context) for context in context_choices(self._config))
+        config = self._config
+        cuts = ((context, tensor) for context in context_choices(config) for tensor in tensor_choices(config, context))
+        every = chain.from_iterable(choices(config, *cut) for cut in cuts)
         waiting = [entry for choice in every if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
@@ -206,13 +215,12 @@ class Search:
         return MeasuredCosts(profile, layout, sizes, self._config.precision.compute)
 
     def _sizes_of(self, choice: Choice) -> Sizes:
-        if choice.expert_ranks not in self._sizes:
+        cut = (choice.expert_ranks, choice.tensor_ranks)
+        if cut not in self._sizes:
             config = chosen(self._config, choice)
-            self._sizes[choice.expert_ranks] = phase_sizes(
-                config, self._device, self._threads, self._profile.device_bytes
-            )
+            self._sizes[cut] = phase_sizes(config, self._device, self._threads, self._profile.device_bytes)
         micro_batch = self._config.batch.sequences // choice.micro_batches
-        return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
+        return replace(self._sizes[cut], micro_batch=micro_batch)
 
 
 def _of_activations(choice: Choice) -> Choice:

@@ -7,7 +7,8 @@ from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
 from pseudoreal_api.resolved.layers import MODULAR, has_cross_stage_weights
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, divisors, most_context_ranks
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved, divisors
+from pseudoreal_api.resolved.sequences import most_context_ranks, obstacle_to_tensor_ranks
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
@@ -20,9 +21,9 @@ _WHOLE: StateSharding = "None"
 _KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
-StateChoice = tuple[int, bool, StateSharding, int]
-"""(pipeline ranks, whether layers are assigned to them round-robin, sharding, expert ranks): the part of a choice on
-which the bytes of state depend."""
+StateChoice = tuple[int, bool, StateSharding, int, int]
+"""(pipeline ranks, whether layers are assigned to them round-robin, sharding, expert ranks, tensor ranks): the part of
+a choice on which the bytes of state depend."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Choice:
     replicas: int = 1
     expert_ranks: int = 1
     context_ranks: int = 1
+    tensor_ranks: int = 1
 
     @property
     def is_modular(self) -> bool:
@@ -44,13 +46,13 @@ class Choice:
 
     @property
     def of_state(self) -> StateChoice:
-        return self.pipeline, self.is_modular, self.sharding, self.expert_ranks
+        return self.pipeline, self.is_modular, self.sharding, self.expert_ranks, self.tensor_ranks
 
     @property
     def simplicity(self) -> tuple[int, ...]:
         """Sort key; smaller is simpler."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
-        mesh = (self.context_ranks, self.pipeline, self.expert_ranks, self.replicas)
+        mesh = (self.context_ranks, self.tensor_ranks, self.pipeline, self.expert_ranks, self.replicas)
         return (*mesh, cut, order, self.micro_batches, _KEEPS.index(self.keep))
 
 
@@ -60,26 +62,48 @@ def context_choices(config: PhaseConfig) -> list[int]:
     return [number for number in possible if number >= config.parallelism.context_ranks]
 
 
-def choices(config: PhaseConfig, context: int) -> Iterator[Choice]:
-    """Yield every choice allowed by the phase's ranks, layers, experts and batch, with `context` context ranks:
-    pipeline ranks divide the ranks, replicas divide the data ranks, expert ranks and context ranks divide the ranks of
-    a replica; and each data rank has at least one sequence of each micro-batch, or a part of it. With Muon, no state is
-    cut: Muon needs whole matrices."""
+def tensor_choices(config: PhaseConfig, context: int) -> list[int]:
+    """Return the possible numbers of tensor ranks with `context` context ranks, ascending. They are ranks of one pod:
+    every layer waits for several exchanges between them."""
+    return [
+        number
+        for number in divisors(gcd(config.ranks, config.processes_per_worker))
+        if number == 1
+        or obstacle_to_tensor_ranks(
+            config.model,
+            config.optimizer,
+            config.precision,
+            number,
+            context_ranks=context,
+            sequence_chunks=config.activations.sequence_chunks,
+            measures=config.measure is not None or config.until.gradient_correlation is not None,
+        )
+        is None
+    ]
+
+
+def choices(config: PhaseConfig, context: int, tensor: int = 1) -> Iterator[Choice]:
+    """Yield every choice allowed by the phase's ranks, layers, experts and batch, with `context` context ranks and
+    `tensor` tensor ranks: pipeline ranks divide the ranks, replicas divide the data ranks, expert ranks, and
+    context ranks times tensor ranks, divide the ranks of a replica; and each data rank has at least one sequence of
+    each micro-batch, or a part of it. With Muon, no state is cut: Muon needs whole matrices."""
     needs_whole, keeps = config.optimizer.algorithm == "Muon", _keeps_of(config)
+    of_sequence = context * tensor
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
-        if data % context:
+        if data % of_sequence:
             continue
-        for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // (data // context)):
+        for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // (data // of_sequence)):
             for schedule in _schedules_of(config, pipeline, micro_batches):
                 if needs_whole and has_cross_stage_weights(config.model, config.sharing, pipeline, schedule):
                     continue
                 for replicas, sharding in [(1, _WHOLE)] if needs_whole else _shardings(data):
-                    if data // replicas % context:
+                    if data // replicas % of_sequence:
                         continue
                     for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
-                            yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts, context)
+                            of_layers = (pipeline, micro_batches, schedule, sharding, keep)
+                            yield Choice(*of_layers, replicas, experts, context, tensor)
 
 
 def _keeps_of(config: PhaseConfig) -> tuple[Keep, ...]:
@@ -98,6 +122,7 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
         replicas=choice.replicas,
         expert_ranks=choice.expert_ranks,
         context_ranks=choice.context_ranks,
+        tensor_ranks=choice.tensor_ranks,
     )
     return config.model_copy(
         update={

@@ -149,7 +149,8 @@ class MeasuredCosts:
 
     def seconds(self, record: Record, resource: Resource, /) -> float:
         if isinstance(record, Pass):
-            gathered = self.loads(record).get("context", 0.0)
+            loads = self.loads(record)
+            gathered = loads.get("context", 0.0) + loads.get("tensor", 0.0)
             return self._launches(record) + self._arithmetic(record) + self._accumulation(record) + gathered
         if isinstance(record, Agree):
             return self._speeds.agree_seconds
@@ -203,9 +204,11 @@ class MeasuredCosts:
             case "replicas":
                 return layout.data if layout.replicas > 1 else 1
             case "context":
-                return layout.context_ranks
+                return layout.sequence_ranks if layout.context_ranks > 1 else 1
+            case "tensor":
+                return layout.tensor_ranks
             case "holders":
-                here = layout.data // layout.replicas if layout.pool_holders(group.pool) > layout.replicas else 1
+                here = layout.data // layout.replicas if layout.fold_holders(group.fold) > layout.replicas else 1
                 return (group.users[-1] - group.users[0]) * layout.data + here
         raise AssertionError(f"ranks of the group {group} exchange messages, and have no collectives of their own")
 
@@ -305,8 +308,9 @@ class MeasuredCosts:
 def _collective_groups(layout: Layout) -> Iterator[Group]:
     """Yield the group of every kind of collective that this layout can issue."""
     for unit in range(layout.units):
-        yield Group("holders", layout.pool_of(unit), layout.users[unit])
+        yield Group("holders", layout.fold_of(unit), layout.users[unit])
     yield Group("replicas")
     yield Group("context")
+    yield Group("tensor")
     if layout.balances_steps:
         yield Group("data")

@@ -53,7 +53,12 @@ class _Walk:
         self._layout, self._sizes, self._rank, self._boundary = layout, sizes, rank, sizes.boundary(tokens)
         is_selective = layout.keep == "Products"
         self._graphs = autograd_memory_by_position(
-            sizes, tokens, layout.loss_chunk, is_selective=is_selective, context_ranks=layout.context_ranks
+            sizes,
+            tokens,
+            layout.loss_chunk,
+            is_selective=is_selective,
+            context_ranks=layout.context_ranks,
+            tensor_ranks=layout.tensor_ranks,
         )
         chunk = -(-(sizes.model.sequence_length // layout.context_ranks) // layout.sequence_chunks)
         self._of_chunks = autograd_memory_by_position(
@@ -177,9 +182,15 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Return the peak bytes of a rank's activations in an evaluation plan. Each micro-batch of the plan is a single
     sequence."""
-    tokens = sizes.model.sequence_length // layout.context_ranks
+    tokens = sizes.model.sequence_length // layout.sequence_ranks
     boundary = sizes.boundary(tokens)
-    graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk, context_ranks=layout.context_ranks)
+    graphs = autograd_memory_by_position(
+        sizes,
+        tokens,
+        layout.loss_chunk,
+        context_ranks=layout.context_ranks,
+        tensor_ranks=layout.tensor_ranks,
+    )
     held = peak = 0
     for record in records:
         match record:

@@ -20,6 +20,7 @@ from pseudoreal_api.spec.optimizer import PRODUCT_BLOCK
 from pseudoreal_trainer.plan.memory.saved_tensors import SavedTensors, Table, total
 from pseudoreal_trainer.plan.memory.tensors import Tensors
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
+from pseudoreal_trainer.plan.units import has_sliced_keys
 
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")
@@ -53,7 +54,20 @@ class AutogradMemory(SavedTensors):
             self._at_attention_pre_norm,
             self._at_gradient_accumulation,
         ]
-        return max(moments) + self._rounded_operands
+        return max(moments) + self._rounded_operands + self._exchanged_with_tensor_ranks
+
+    @property
+    def _exchanged_with_tensor_ranks(self) -> int:
+        """Upper bound of the bytes that a backward pass of sliced parts has besides the tensors of this rank's tokens
+        with whole matrices: the gathered inputs; and at a time five tensors of all tensor ranks' tokens, as a
+        gradient is gathered, or summed and cut into the parts that are sent and received. With replicated keys, the
+        keys and values of all heads, and their gradients."""
+        if self.tensor_ranks == 1:
+            return 0
+        of_all = 5 * self.tensor_ranks * self._tensors.hidden
+        is_replicated = not has_sliced_keys(self.sizes.model, self.tensor_ranks)
+        of_keys = 8 * self.tensor_ranks * self._tensors.key if is_replicated else 0
+        return self._tokens_of_all_tensor_ranks + of_all + of_keys
 
     @property
     def keys_backward(self) -> int:
@@ -90,7 +104,7 @@ class AutogradMemory(SavedTensors):
             self._at_query_projection,
             self._at_attention_pre_norm,
         ]
-        return max(moments) + self._rounded_operands
+        return max(moments) + self._rounded_operands + self._exchanged_with_tensor_ranks
 
     @property
     def _rounded_operands(self) -> int:
@@ -248,7 +262,7 @@ class AutogradMemory(SavedTensors):
 
     @property
     def _gradients_of_keys_and_values(self) -> Table:
-        key = self._tensors.key
+        key = self._key
         if self.chunk is not None:
             return {}  # counted beside the chunks
         if self.context_ranks > 1:
@@ -339,17 +353,18 @@ def autograd_memory_by_position(
     *,
     is_selective: bool = False,
     context_ranks: int = 1,
+    tensor_ranks: int = 1,
     chunk: int | None = None,
 ) -> list[AutogradMemory]:
     """Return the memory of the passes of each position over `tokens` tokens. `max_chunk_tokens`: maximum number of
     tokens of a chunk of the loss; None: the loss has one chunk. `is_selective`: whether backward passes
     recompute the outputs of norms and of activation functions. `context_ranks`: number of ranks over which each
-    sequence is cut. `chunk`: as in `SavedTensors`."""
+    sequence is cut. `tensor_ranks`: number of ranks with slices of the same matrices. `chunk`: as in `SavedTensors`."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
         kinds.setdefault(
             sizes.kind(layer),
-            AutogradMemory(sizes, tokens, layer, is_selective, context_ranks, chunk, max_chunk_tokens),
+            AutogradMemory(sizes, tokens, layer, is_selective, context_ranks, tensor_ranks, chunk, max_chunk_tokens),
         )
         for layer in range(sizes.model.layers)
     ]

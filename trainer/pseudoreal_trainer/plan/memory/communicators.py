@@ -1,6 +1,9 @@
 """Communicators of a rank on GPUs, and the device memory that they are assumed to take. Pure."""
 
-from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool, Users
+from collections.abc import Collection
+
+from pseudoreal_trainer.plan.layout import Layout, Users
+from pseudoreal_trainer.plan.mesh import Fold
 
 COMMUNICATOR_BYTES = 64 << 20
 """Device bytes of one NCCL communicator. An assumption, not a measurement: 8 channels with 2 connections each, and a
@@ -14,16 +17,19 @@ def communicators(layout: Layout, rank: int) -> int:
     mesh = layout.mesh
     if mesh.ranks == 1:
         return 0
-    # Without expert parallelism, experts have the same holders as all other units.
-    pools: list[tuple[Pool, ...]] = [(pool,) for pool in POOLS] if layout.expert_ranks > 1 else [POOLS]
     sizes = [
         mesh.ranks,  # the default group
         mesh.ranks,  # agreements on a step
         *[mesh.replica] * 2,  # gathers and reductions across replicas
-        *(len(users) * _holders(layout, of_pools) for of_pools in pools for users in _users(layout, rank, of_pools)),
-        *(len(users) * mesh.data for users in _users(layout, rank, POOLS)),  # norms of single units
+        *(
+            len(users) * (mesh.shard // mesh.fold_size(fold))
+            for fold in layout.folds
+            for users in _users(layout, rank, [fold])
+        ),
+        *(len(users) * mesh.data for users in _users(layout, rank, layout.folds)),  # norms of single units
         mesh.expert,  # exchanges of tokens
         mesh.context,  # keys and values of whole sequences
+        mesh.tensor,  # tokens and outputs of sliced layers
         mesh.replica * mesh.expert_shard if layout.expert_groups > 1 else 1,  # which groups of experts to fetch
         layout.pipeline if layout.measures else 1,  # gradients of layers
         mesh.data if layout.balances_steps else 1,  # choices of the router
@@ -31,14 +37,9 @@ def communicators(layout: Layout, rank: int) -> int:
     return sum(size > 1 for size in sizes) + _channels(layout, rank)
 
 
-def _holders(layout: Layout, pools: tuple[Pool, ...]) -> int:
-    """Return the number of ranks of a pipeline rank and a replica that hold a unit of these pools together."""
-    return layout.mesh.expert_shard if pools == ("Experts",) else layout.mesh.shard
-
-
-def _users(layout: Layout, rank: int, pools: tuple[Pool, ...]) -> set[Users]:
-    """Return the sets of pipeline ranks, this one among them, that share a unit of these pools, and this rank alone."""
-    common = (unit for unit in layout.common_units(rank) if layout.pool_of(unit) in pools)
+def _users(layout: Layout, rank: int, folds: Collection[Fold]) -> set[Users]:
+    """Return the sets of pipeline ranks, this one among them, that share a unit of these cuts, and this rank alone."""
+    common = (unit for unit in layout.common_units(rank) if layout.fold_of(unit) in folds)
     return {(rank,), *(layout.users[unit] for unit in common)}
 
 

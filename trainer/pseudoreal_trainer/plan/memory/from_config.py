@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.memory.homes import (
     choose_homes,
     homes_from_spec,
 )
-from pseudoreal_trainer.plan.parts import own_units
+from pseudoreal_trainer.plan.parts import own_units, sliced_units
 from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, logit_bytes, loss_chunk_limit, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
@@ -51,6 +51,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         replicas=config.parallelism.replicas,
         expert_ranks=config.parallelism.expert_ranks,
         context_ranks=config.parallelism.context_ranks,
+        tensor_ranks=config.parallelism.tensor_ranks,
         expert_groups=config.offload.expert_groups,
         homes=homes_from_spec(config.offload, sizes),
         order=config.parallelism.schedule,
@@ -75,7 +76,9 @@ def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1, device_me
     whole, spread = units_of(config.model, config.sharing), config.parallelism.expert_ranks
     return Sizes(
         model=config.model,
-        units=own_units(whole, 0, spread, config.offload.expert_groups),
+        units=sliced_units(
+            own_units(whole, 0, spread, config.offload.expert_groups), 0, config.parallelism.tensor_ranks
+        ),
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,

@@ -32,6 +32,8 @@ class SavedTensors:
     """Whether the backward pass recomputes the tensors that the modules mark (`model.recomputation`)."""
     context_ranks: int = 1
     """Number of context ranks; 1: no context parallelism."""
+    tensor_ranks: int = 1
+    """Number of tensor ranks; 1: no tensor parallelism."""
     chunk: int | None = None
     """Number of tokens of each sequence in a pass over a chunk of the sequence; None: a pass over all of this rank's
     tokens."""
@@ -39,12 +41,23 @@ class SavedTensors:
     @cached_property
     def block(self) -> int:
         """Bytes saved for backward by a block's forward pass, without its input, its output and its weights."""
-        return total(self._saved_until_attention, self._saved_between, self._feed_forward, self._post_norm)
+        own = total(self._saved_until_attention, self._saved_between, self._feed_forward, self._post_norm)
+        return own + self._tokens_of_all_tensor_ranks
 
     @cached_property
     def saved_up_to_experts(self) -> int:
         """Bytes saved for backward up to expert-parallel experts."""
-        return total(self._saved_until_attention, self._saved_between, self._router, self._shared_experts)
+        own = total(self._saved_until_attention, self._saved_between, self._router, self._shared_experts)
+        return own + self._tokens_of_all_tensor_ranks
+
+    @property
+    def _tokens_of_all_tensor_ranks(self) -> int:
+        """Bytes of the inputs of attention and of the MLP for the tokens of all tensor ranks, gathered before sliced
+        matrices. All other tensors of these parts have as many elements as those of this rank's tokens for whole
+        matrices: more tokens, and as many times fewer features."""
+        if self.tensor_ranks == 1:
+            return 0
+        return self.sizes.sliced_parts(self.layer) * self.tensor_ranks * self._tensors.hidden
 
     @cached_property
     def expert_intermediates(self) -> int:
@@ -152,14 +165,21 @@ class SavedTensors:
     def _keys_and_values(self) -> Table:
         """Keys and values saved by attention; with context parallelism, of whole sequences, gathered into one
         tensor."""
-        key = self._tensors.key
         if self.chunk is not None:
             return self._masks  # keys and values of whole sequences are counted beside the chunks
         if self.context_ranks > 1:
-            return {"keys and values of whole sequences [B, T, 2 K]": 2 * self.context_ranks * key} | self._masks
+            whole = 2 * self.context_ranks * self._key
+            return {"keys and values of whole sequences [B, T, 2 K]": whole} | self._masks
         return dict.fromkeys(
-            ("key, rotated [B, T, key heads, K / key heads]", "value [B, T, key heads, K / key heads]"), key
+            ("key, rotated [B, T, key heads, K / key heads]", "value [B, T, key heads, K / key heads]"), self._key
         )
+
+    @property
+    def _key(self) -> int:
+        """Bytes of the keys of this rank's heads, for the tokens of all tensor ranks."""
+        model = self.sizes.model
+        features = max(model.key_size, self.tensor_ranks * model.head_size)
+        return self._tensors.key * features // model.key_size
 
     @property
     def _masks(self) -> Table:
@@ -177,7 +197,8 @@ class SavedTensors:
         chunk = length // (2 * self.context_ranks)
         keys = (2 * self.context_ranks + 1) * chunk
         pairs = chunk * (keys if window is None else min(keys, 2 * (chunk + window)))
-        masks = self.tokens * self.context_ranks // length if self.sizes.masks_documents else 1
+        sequences = self.tokens * self.tensor_ranks * self.context_ranks // length
+        masks = sequences if self.sizes.masks_documents else 1
         return {"masks of two chunks [T / 2 C, keys]": masks * self._tensors.of(pairs, self.sizes.compute_bytes)}
 
     @property
@@ -188,7 +209,7 @@ class SavedTensors:
         if not (self.sizes.masks_documents or self._has_parts):
             return {}
         of_sequence = self.chunk or self.sizes.model.sequence_length // self.context_ranks
-        tokens = self.tokens if self.sizes.masks_documents else of_sequence
+        tokens = self.tokens * self.tensor_ranks if self.sizes.masks_documents else of_sequence
         part = self._tensors.of(tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
         return {"cosines of tokens [B, T, Q / heads / 2]": part, "sines of tokens [B, T, Q / heads / 2]": part}
 

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.mesh import Groups
 from pseudoreal_trainer.plan.records import Plan
 from pseudoreal_trainer.plan.sizes import Sizes
 
-Exchange = Literal["pipeline", "shards", "replicas", "experts", "context"]
+Exchange = Literal["pipeline", "shards", "replicas", "experts", "context", "tensor"]
 """Kind of traffic.
 
 - pipeline: messages between pipeline ranks
@@ -21,6 +21,7 @@ Exchange = Literal["pipeline", "shards", "replicas", "experts", "context"]
 - replicas: gathers and sums between replicas
 - experts: tokens on their way to experts on other ranks and back, and sums of row counts
 - context: keys and values, and their gradients, between context ranks
+- tensor: tokens and outputs of layers, and their gradients, between tensor ranks
 """
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
@@ -73,7 +74,7 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
         case "holders":
             # All users have the same records of the unit. To count them once, only the first user yields flows.
             if group.users[0] == pipeline_rank:
-                for ranks in layout.groups_of_replica(group.pool, group.users):
+                for ranks in layout.groups_of_replica(group.fold, group.users):
                     yield Flow("shards", ranks, size)
         case "data":
             for ranks in here(mesh.data_groups):
@@ -92,6 +93,9 @@ def _flows_of_group(layout: Layout, pipeline_rank: int, group: Group, size: int)
         case "context":
             for ranks in here(mesh.context_groups):
                 yield Flow("context", ranks, size)
+        case "tensor":
+            for ranks in here(mesh.tensor_groups):
+                yield Flow("tensor", ranks, size)
         case "peer":
             # For each activation a gradient of the same size is sent back, so both ranks send the same number of bytes.
             (peer,) = group.users

@@ -75,6 +75,8 @@ LAYOUTS = [
     layout_of(1, 3, replicas=3),
     layout_of(2, 4, replicas=2, expert_ranks=2, layer_experts=(0,) * 4),
     layout_of(2, 4, replicas=2, ends_are_one=True),
+    layout_of(2, 4, tensor_ranks=2),
+    layout_of(1, 8, replicas=2, tensor_ranks=2, context_ranks=2, expert_ranks=4, layer_experts=(0,) * 2),
     Layout((0, 0, 0, 0), 2, 2, 2, sharding="Full"),
     Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="GPipe"),
 ]
@@ -112,7 +114,10 @@ def test_plan_counts_the_communicators_of_each_rank(
         return
     for groups, _ in connect(layout, GPU):
         of_units = [group for one in groups.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)]
-        single = [groups.expert, groups.same_experts, groups.reduce_world, groups.probe, groups.router_counts]
+        single = [
+            *(groups.expert, groups.same_experts, groups.context, groups.tensor),
+            *(groups.reduce_world, groups.probe, groups.router_counts),
+        ]
         several = [*of_units, *single, *groups.reduce_users.values(), *groups.p2p.values()]
         found = {id(group) for group in several if group is not None}
         assert communicators(layout, groups.pipeline_rank) == 1 + len(found)
@@ -154,10 +159,15 @@ def test_unit_groups_contain_the_ranks_that_share_a_block(
             ranks = [rank for rank in range(groups.ranks.world) if coordinates(rank).pipeline in users]
             assert cast(Any, groups.reduce_users[users]).members == tuple(ranks)
             within = [rank for rank in ranks if coordinates(rank).replica == here.replica]
-            coordinate = layout.mesh.expert_coordinate
-            same = [rank for rank in within if coordinate(rank) == coordinate(groups.ranks.rank)]
-            for pool in {layout.pool_of(unit) for unit, them in enumerate(layout.users) if them == users}:
-                unit_groups, members = groups.of_units[pool, users], same if pool == "Experts" else within
+            coordinates_in = {
+                "None": lambda _: 0,
+                "Experts": layout.mesh.expert_coordinate,
+                "Tensors": layout.mesh.tensor_coordinate,
+            }
+            for fold in {layout.fold_of(unit) for unit, them in enumerate(layout.users) if them == users}:
+                coordinate = coordinates_in[fold]
+                members = [rank for rank in within if coordinate(rank) == coordinate(groups.ranks.rank)]
+                unit_groups = groups.of_units[fold, users]
                 assert cast(Any, unit_groups.intra).members == tuple(members)
                 assert (unit_groups.rank_in_replica, unit_groups.replica_size) == (
                     members.index(groups.ranks.rank),
@@ -173,7 +183,7 @@ def test_ranks_that_use_a_unit_hold_all_of_its_shards(
     made = [groups for groups, _ in connect(layout, CPU)]
     for unit, users in enumerate(layout.users):
         ranks = [groups for groups in made if groups.pipeline_rank in users]
-        spread = layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
+        spread = layout.mesh.fold_size(layout.fold_of(unit))
         assert Counter(groups.part(unit) for groups in ranks) == dict.fromkeys(range(layout.holders(unit)), spread)
         for groups in ranks:
             assert groups.part(unit) // layout.replicas == groups.unit_groups(unit).rank_in_replica
@@ -185,7 +195,7 @@ def test_intra_is_the_replica_and_inter_has_one_rank_of_each_replica(
     """Two pipeline ranks with six data ranks each; the ranks of a replica are neighbours."""
     for rank, (groups, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
         first, place = rank // 6 * 6, rank % 3
-        unit_groups = groups.of_units["Blocks", (rank // 6,)]
+        unit_groups = groups.of_units["None", (rank // 6,)]
         of_unit: list[Any] = [unit_groups.intra, unit_groups.inter, unit_groups.inter_reduce]
         within, across, side = (group.members for group in of_unit)
         assert within == tuple(rank - place + other for other in range(3))
@@ -193,9 +203,6 @@ def test_intra_is_the_replica_and_inter_has_one_rank_of_each_replica(
         assert groups.data_rank == rank - first
         assert groups.part(1 + rank // 6) == place * 2 + (rank - first) // 3
         assert groups.expert is None
-        assert groups.of_units["Experts", (rank // 6,)] is unit_groups, (
-            "experts that are not spread are held as all else"
-        )
 
 
 def test_expert_groups_hold_all_experts_and_same_experts_groups_hold_the_same(

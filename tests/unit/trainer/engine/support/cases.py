@@ -131,6 +131,7 @@ class Case:
     expert_ranks: int = 1
     expert_groups: int = 1
     context_ranks: int = 1
+    tensor_ranks: int = 1
     homes: str = "d"
     """One letter per unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
@@ -239,6 +240,7 @@ class Case:
             expert_ranks=self.expert_ranks,
             expert_groups=self.expert_groups,
             context_ranks=self.context_ranks,
+            tensor_ranks=self.tensor_ranks,
             window=self.window,
             keep=self.keep,
             sequence_chunks=self.sequence_chunks,

@@ -38,7 +38,15 @@ def needed_groups(layout: Layout) -> tuple[Any, ...]:
     """Return the properties of a layout that its groups depend on."""
     places = tuple(map(layout.rank_of, range(layout.head + 1)))
     sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
-    return (*sizes, layout.context_ranks, places, layout.users, layout.measures, layout.balances_steps)
+    return (
+        *sizes,
+        layout.context_ranks,
+        layout.tensor_ranks,
+        places,
+        layout.users,
+        layout.measures,
+        layout.balances_steps,
+    )
 
 
 def _end_all() -> None:

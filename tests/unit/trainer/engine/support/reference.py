@@ -73,7 +73,7 @@ def _plain(case: Case) -> Case:
     plain = Case()
     unknown = (
         *("pipeline", "order", "sharding", "homes", "window", "keep", "stash", "loss_chunk", "next_sharing"),
-        *("expert_ranks", "expert_groups", "context_ranks", "sequence_chunks"),
+        *("expert_ranks", "expert_groups", "context_ranks", "tensor_ranks", "sequence_chunks"),
     )
     return replace(case, **{name: getattr(plain, name) for name in unknown})
 

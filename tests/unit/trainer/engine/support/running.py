@@ -20,7 +20,7 @@ from pseudoreal_trainer.engine.state.blocks import moment_dtype
 from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.parts import units_of_rank
-from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
+from pseudoreal_trainer.plan.units import KINDS, Kind, Parameter, Unit, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
@@ -76,7 +76,8 @@ class Result:
 class CaseBatch:
     def __init__(self, case: Case, step: int, data_rank: int, device: torch.device) -> None:
         # Neighbouring data ranks have the same sequences, and compute different parts of them.
-        part, parts = data_rank // case.context_ranks, case.data // case.context_ranks
+        of_sequence = case.context_ranks * case.tensor_ranks
+        part, parts = data_rank // of_sequence, case.data // of_sequence
         self._part = part_of(batch_of(case, step), part, parts).to(device)
 
     def shape(self, micro_batch: int) -> tuple[int, int]:
@@ -234,8 +235,17 @@ def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor
         for parameter, view in zip(unit.parameters, views(flat, shapes), strict=True):
             # Elements that no rank holds stay NaN.
             tensor = whole.setdefault(parameter.name, torch.full(parameter.whole, torch.nan, dtype=flat.dtype))
-            tensor.view(-1)[parameter.begin : parameter.begin + parameter.numel] = view.flatten()
+            own_part = _part_of(tensor, parameter)
+            assert own_part.isnan().all() or own_part.equal(view), f"all ranks have the same {parameter.name}"
+            own_part.copy_(view)
     return whole
+
+
+def _part_of(tensor: Tensor, parameter: Parameter) -> Tensor:
+    """Return a view of the parameter's part of a whole tensor."""
+    if (own := parameter.slice) is not None:
+        return tensor.chunk(own.count, own.axis)[own.index]
+    return tensor.view(-1)[parameter.begin : parameter.begin + parameter.numel].view(parameter.shape)
 
 
 def _begin(part: tuple[int, Tensor]) -> int:

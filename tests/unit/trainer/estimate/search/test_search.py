@@ -16,7 +16,7 @@ from pseudoreal_dev.machine import paths
 from pseudoreal_trainer.estimate.report import plan_phase
 from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.search import Search
-from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen, context_choices
+from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen, context_choices, tensor_choices
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, read_profile
 from pseudoreal_trainer.estimate.time.predict import STEPS
@@ -81,9 +81,10 @@ def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Phase
 
 
 def every_choice(phase: PhaseConfig) -> Iterator[Choice]:
-    """Yield every choice of the phase, with any number of context ranks."""
+    """Yield every choice of the phase, with any number of context ranks and tensor ranks."""
     for context in context_choices(phase):
-        yield from choices(phase, context)
+        for tensor in tensor_choices(phase, context):
+            yield from choices(phase, context, tensor)
 
 
 def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
@@ -308,13 +309,35 @@ def test_with_few_sequences_the_fastest_layout_cuts_them_though_whole_sequences_
     found = [*Search(phase, "cpu", hardware, 1).fastest()]
     assert [(each.seconds, 0, each.choice.simplicity) for each in found] == expected
     assert found[0].choice.context_ranks > 1
-    whole = [seconds for choice, seconds in everything.items() if choice.context_ranks == 1]
+    whole = [s for choice, s in everything.items() if choice.context_ranks == choice.tensor_ranks == 1]
     assert min(whole) > 1.5 * found[0].seconds
 
 
 def test_whole_sequences_are_simpler_than_any_cut() -> None:
     whole = Choice(8, 8, "Interleaved", "Full", "All", replicas=8, expert_ranks=8)
     assert whole.simplicity < Choice(1, 1, "Layered", "None", "Inputs", context_ranks=2).simplicity
+    assert whole.simplicity < Choice(1, 1, "Layered", "None", "Inputs", tensor_ranks=2).simplicity
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes", "heads", "context", "expected"),
+    [(1, 8, 4, 1, [1, 2, 4]), (4, 2, 4, 1, [1, 2]), (1, 8, 4, 2, [1, 2]), (1, 8, 3, 1, [1]), (8, 1, 4, 1, [1])],
+)
+def test_tensor_ranks_divide_the_heads_and_the_ranks_of_a_pod(
+    phase: PhaseConfig, workers: int, processes: int, heads: int, context: int, expected: list[int]
+) -> None:
+    """Sequences have two equal chunks for each of eight ranks; with two context ranks, of four."""
+    attention = phase.model.attention.model_copy(update={"heads": heads, "head_size": 2, "key_value_heads": None})
+    mlp = phase.model.feed_forward.model_copy(update={"size": 24})
+    fields = {"sequence_length": 16 // context, "attention": attention, "feed_forward": mlp}
+    asked = phase.model_copy(
+        update={
+            "workers": workers,
+            "processes_per_worker": processes,
+            "model": phase.model.model_copy(update=fields),
+        }
+    )
+    assert tensor_choices(asked, context) == expected
 
 
 @pytest.mark.parametrize(("length", "least", "expected"), [(16, 1, [1, 2, 4, 8]), (24, 2, [2, 4]), (18, 1, [1])])

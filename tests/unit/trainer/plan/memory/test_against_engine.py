@@ -78,6 +78,8 @@ LINKED += [
     Case(data=4, context_ranks=2, replicas=2, drawn=CUT, sharding="Full", precision="bfloat16", documents=True),
     *each(data=2, context_ranks=2, expert_ranks=2, drawn=CUT_EXPERTS, keep=["Inputs", "All"]),
     Case(pipeline=2, data=2, context_ranks=2, drawn=CUT, stash=True, homes="h"),
+    *each(data=2, tensor_ranks=2, drawn=CUT, keep=["Inputs", "All"], sharding=["None", "Full"], homes="dhD"),
+    Case(data=4, tensor_ranks=2, drawn=CUT, sharding="Full", precision="bfloat16", documents=True, clipping="Global"),
 ]
 BALANCED = {"perToken": 4, "size": 8, "auxiliaryLoss": "0.2", "balanceOver": "Step", "biasUpdateRate": "0.1"}
 OVER_STEPS = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": BALANCED, "denseLayers": [1]}})
@@ -190,6 +192,13 @@ PARTS = [
     Case(data=2, context_ranks=2, **IN_LAYERS, precision="float32", options="Mistral"),
     *each(data=2, context_ranks=2, sequence_chunks=3, **IN_LAYERS, precision="float32", options=["", "Mistral"]),
 ]
+ONE_KEY = json.dumps({"sequenceLength": 64, "attention": {"heads": 4, "keyValueHeads": 1}})
+SLICES = [
+    *each(data=2, tensor_ranks=2, **IN_LAYERS, precision="float32", keep=["Inputs", "Products", "All"]),
+    *each(data=2, tensor_ranks=2, **IN_LAYERS, options=["Llama3", "Mistral"], precision="bfloat16"),
+    Case(data=2, tensor_ranks=2, **IN_LAYERS, precision="float32", documents=True),
+    Case(data=2, tensor_ranks=2, **(IN_LAYERS | {"drawn": ONE_KEY}), precision="float32"),
+]
 
 
 def bytes_of_positions(case: Case, sizes: Sizes) -> int:
@@ -204,7 +213,7 @@ def bytes_of_positions(case: Case, sizes: Sizes) -> int:
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
     """Case -> peak bytes of each rank."""
     folder = tmp_path_factory.mktemp("peaks")
-    cases = [*PIPELINES, *SPREAD, *PARTS]
+    cases = [*PIPELINES, *SPREAD, *PARTS, *SLICES]
     run_ranks(measure, 2, cases, folder)
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(cases)}
@@ -236,6 +245,16 @@ def test_predicted_peak_is_an_upper_bound_with_context_ranks(case: Case, peaks: 
         assert 0.6 * predicted <= most <= 1.02 * predicted + bytes_of_positions(case, sizes)
 
 
+@pytest.mark.parametrize("case", SLICES, ids=lambda case: case.name)
+def test_predicted_peak_is_an_upper_bound_with_tensor_ranks(case: Case, peaks: dict[Case, list[int]]) -> None:
+    """Tensors of all ranks' tokens are counted as if all of them existed at the worst moment."""
+    (steps,) = step_plan(case.layout)
+    sizes = sizes_of(case)
+    predicted = activation_peak(case.layout, sizes, 0, steps).device
+    for most in peaks[case]:
+        assert 0.5 * predicted <= most <= 1.02 * predicted + bytes_of_positions(case, sizes)
+
+
 IN_MASKS: dict[str, Any] = IN_LAYERS | {"drawn": json.dumps({"sequenceLength": 256}), "homes": "h", "sequences": 1}
 """The masks of chunks are larger than all other tensors of a layer."""
 ROUNDED = [
@@ -252,7 +271,7 @@ ROUNDED = [
 ]
 
 
-@pytest.mark.parametrize("case", [*PARTS, *ROUNDED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*PARTS, *SLICES, *ROUNDED], ids=lambda case: case.name)
 def test_the_peak_is_in_a_layer(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the comparisons with the allocator would not notice a wrong layer."""
     (steps,) = step_plan(case.layout)

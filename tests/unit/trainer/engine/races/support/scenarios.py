@@ -106,6 +106,10 @@ SEVERAL_RANKS = {
     "parts of documents": _case(
         data=2, context_ranks=2, drawn=_CUT, documents=True, homes="hd", keep="All", order="GPipe"
     ),
+    "slices of layers": _case(data=2, tensor_ranks=2, drawn=_CUT, sharding="Full", homes="h", clipping="Global"),
+    "slices of documents": _case(
+        data=2, tensor_ranks=2, drawn=_CUT, documents=True, homes="hd", keep="All", order="GPipe"
+    ),
     "replicas": _case(data=2, sharding="Full", replicas=2, homes="dh", clipping="PerUnit"),
     "replicas of shards": _case(data=4, sharding="Full", replicas=2, homes="dh", clipping="Global"),
 }
