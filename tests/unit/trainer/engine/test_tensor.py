@@ -35,6 +35,8 @@ BIASED = json.dumps(
         "feedForward": {"size": 24, "bias": "All"},
     }
 )
+BIASED_MLP = json.dumps({"sequenceLength": 8, "feedForward": {"size": 24, "bias": "All"}})
+"""Without a norm after the MLP, so that the last product is not recomputed."""
 BALANCED: dict[str, Any] = {
     "type": "TopK",
     "count": 4,
@@ -47,6 +49,7 @@ RANKS: dict[str, Any] = {"data": 2, "tensor_ranks": 2}
 TWO: dict[str, Any] = {**RANKS, "drawn": LONG}
 FOUR: dict[str, Any] = {"data": 4, "drawn": LONGER}
 TWO_RANKS = [
+    Case(**RANKS, drawn=BIASED_MLP, clipping="Global"),
     *each(**TWO, order=ORDERS, micro_batches=[1, 3]),
     *each(**TWO, sharding=["None", "Optimizer", "Gradients", "Full"], homes="hDd", clipping="Global"),
     *each(**TWO, keep=["Inputs", "Products", "All"], options=["Llama3", "Mistral", "Qwen2"], homes="h"),
