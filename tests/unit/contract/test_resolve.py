@@ -38,6 +38,51 @@ TOKENS = {
     "validation": {"sets": [{"name": "wiki"}]},
 }
 
+SLICED: dict[str, Any] = {"spec__phases__1__workers": 8, "spec__phases__1__parallelism": {"tensorRanks": 4}}
+TOP_K = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "sharedExperts": 1, "size": 6}}
+OBSTACLES_TO_TENSOR_RANKS: list[tuple[dict[str, Any], str]] = [
+    ({"spec__model__attention": {"heads": 2}}, r"tensorRanks 4 must divide spec.model.attention.heads, and it is 2"),
+    (
+        {"spec__model__feedForward": {"size": 66}},
+        r"tensorRanks 4 must divide spec.model.feedForward.size, and it is 66",
+    ),
+    ({"spec__model__experts": TOP_K}, r"must divide the intermediate size of the shared experts, and it is 6"),
+    (
+        {"spec__model__attention": {"heads": 24, "keyValueHeads": 6, "headSize": 4}},
+        r"must divide spec.model.attention.keyValueHeads 6 or be a multiple of it",
+    ),
+    ({"spec__model__sequenceLength": 12}, r"times contextRanks 1 cuts each sequence into 8 equal chunks.* 12 has no"),
+    (
+        {"spec__phases__1__parallelism": {"tensorRanks": 4, "contextRanks": 2}, "spec__model__sequenceLength": 24},
+        r"times contextRanks 2 cuts each sequence into 16 equal chunks",
+    ),
+    ({"spec__model__attention": {"heads": 4, "queryKeyNorm": "AllHeads"}}, r"queryKeyNorm AllHeads needs all heads"),
+    ({"spec__model__experts": {"count": 4}}, r"spec.model.experts counts the tokens of whole sequences"),
+    ({"spec__optimizer": {"algorithm": "Muon"}}, r"spec.optimizer.algorithm Muon needs whole ones"),
+    ({"spec__optimizer": {"moments": "BFloat16"}}, r"needs spec.optimizer.moments Master, and it is BFloat16"),
+    ({"spec__precision": {"products": "Float8"}}, r"needs spec.precision.products Compute, and it is Float8"),
+    ({"spec__phases__1__activations": {"sequenceChunks": 2}}, r"needs activations.sequenceChunks 1, and it is 2"),
+    (
+        {
+            "spec__phases__1__sharing": {"blocks": 4},
+            "spec__phases__1__until": {"step": 20, "gradientCorrelation": {"below": "0.5"}},
+        },
+        r"until.gradientCorrelation and delink.optimizerState Measured compare whole",
+    ),
+    ({"spec__delink": {"optimizerState": "Measured"}}, r"delink.optimizerState Measured compare whole ones"),
+    (
+        {"spec__phases__1__workers": 6, "spec__phases__1__batch": {"sequences": 12}},
+        r"a replica has 6 data-parallel ranks, not a multiple of parallelism.tensorRanks 4",
+    ),
+    (
+        {
+            "spec__phases__1__workers": 6,
+            "spec__phases__1__parallelism": {"tensorRanks": 2, "contextRanks": 2},
+        },
+        r"contextRanks 2 times tensorRanks 2 ranks share each sequence, and a replica has 6",
+    ),
+]
+
 
 def _resolve(**changes: Any) -> PhaseConfig:
     return phase_config(check_job(good_job(**changes)), 1, execution=3, work_directory="/w", offload_directory="/o")
@@ -178,6 +223,7 @@ def test_a_pipeline_of_all_ranks() -> None:
             },
             r"a replica has 2 data-parallel ranks, not a multiple of parallelism.contextRanks 4; change workers",
         ),
+        *((SLICED | changes, message) for changes, message in OBSTACLES_TO_TENSOR_RANKS),
         (
             {
                 "spec__phases__1__workers": 8,
