@@ -449,7 +449,8 @@ def _check_tensor_ranks(spec: PseudoRealJobSpec, phase: Phase, where: str) -> No
     asked = phase.parallelism
     if asked.tensor_ranks == 1:
         return
-    measures = phase.until.gradient_correlation is not None or spec.delink.optimizer_state == "Measured"
+    index = next(index for index, each in enumerate(spec.phases) if each.name == phase.name)
+    measures = phase.until.gradient_correlation is not None or _measure(spec, index) is not None
     reason = obstacle_to_tensor_ranks(
         spec.model,
         spec.optimizer,

@@ -41,10 +41,11 @@ def obstacle_to_tensor_ranks(
 
 def _obstacles_in_shapes(model: Model, ranks: int, context_ranks: int) -> Iterator[tuple[bool, str]]:
     """Yield (whether the obstacle is there, reason)."""
+    has_dense_layers = model.layers_with_experts < model.layers
     keys, shared, length = model.key_size // model.head_size, model.shared_expert, model.sequence_length
     for name, size in {
         "spec.model.attention.heads": model.attention.heads,
-        "spec.model.feedForward.size": model.feed_forward.size,
+        "spec.model.feedForward.size": model.feed_forward.size if has_dense_layers else 0,
         "the intermediate size of the shared experts": shared.size if shared else 0,
     }.items():
         yield size % ranks != 0, f"must divide {name}, and it is {size}; change one of them"

@@ -69,7 +69,6 @@ OBSTACLES_TO_TENSOR_RANKS: list[tuple[dict[str, Any], str]] = [
         },
         r"until.gradientCorrelation and delink.optimizerState Measured compare whole",
     ),
-    ({"spec__delink": {"optimizerState": "Measured"}}, r"delink.optimizerState Measured compare whole ones"),
     (
         {"spec__phases__1__workers": 6, "spec__phases__1__batch": {"sequences": 12}},
         r"a replica has 6 data-parallel ranks, not a multiple of parallelism.tensorRanks 4",
@@ -82,6 +81,7 @@ OBSTACLES_TO_TENSOR_RANKS: list[tuple[dict[str, Any], str]] = [
         r"contextRanks 2 times tensorRanks 2 ranks share each sequence, and a replica has 6",
     ),
 ]
+MEASURED = {"spec__delink": {"optimizerState": "Measured"}}
 
 
 def _resolve(**changes: Any) -> PhaseConfig:
@@ -658,3 +658,12 @@ def test_moments_in_blocks_need_tensors_that_fill_them(model: dict[str, Any], sa
     with pytest.raises(UnresolvableJob, match=rf"moments Float8 stores .*{says}; make it a multiple of 16, or set"):
         check_resolvable(spec)
     check_resolvable(spec.model_copy(update={"optimizer": Optimizer(moments="BFloat16")}))
+
+
+def test_matrices_are_whole_in_the_phase_that_is_measured_and_only_there() -> None:
+    """`optimizerState: Measured` compares gradients in the last steps before a delink."""
+    sliced = {"workers": 2, "parallelism": {"tensorRanks": 2}}
+    before, after = ({f"spec__phases__{index}__{name}": value for name, value in sliced.items()} for index in (0, 1))
+    check_resolvable(check_job(good_job(**MEASURED, **after)).spec)
+    with pytest.raises(UnresolvableJob, match=r"phases\[pseudo\].*delink.optimizerState Measured compare whole ones"):
+        check_resolvable(check_job(good_job(**MEASURED, **before)).spec)

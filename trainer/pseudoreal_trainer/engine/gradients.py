@@ -129,6 +129,9 @@ class PendingReduction:
     buffer: Tensor | None
     """Buffer that contains the result or its summands, to be given back afterwards; None: the gradient has its own
     memory."""
+    replicated: Event = None
+    """Event after which the gradients of replicated tensors are summed over the tensor ranks; None: the unit has
+    none."""
 
 
 class Gradients:
@@ -156,11 +159,12 @@ class Gradients:
         flat, accumulated = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(accumulated)
+            summed = None
             if replicated := self._store.units[unit].replicated:
                 self._sum_replicated(flat, replicated)
-                accumulated = self._streams.record_event()
+                summed = self._streams.record_event()
             result, inter_slice, work = self._launch_sum(unit, flat)
-            return PendingReduction(unit, result, inter_slice, accumulated, work, accumulator.buffer)
+            return PendingReduction(unit, result, inter_slice, accumulated, work, accumulator.buffer, summed)
 
     def _sum_replicated(self, flat: Tensor, replicated: Sequence[range]) -> None:
         """Sum the gradients of the tensors that all tensor ranks have, in place: each rank has the gradients of its own
@@ -357,6 +361,8 @@ class ReductionThread:
         # for this rank's own kernels must not look like waiting for other ranks.
         synchronize(pending.accumulated)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
+            if pending.replicated is not None:
+                self._streams.wait_event(pending.replicated)
             if pending.work is not None:
                 pending.work.wait()
             if pending.inter_slice is not None:

@@ -81,8 +81,9 @@ class PhaseReport(_Model):
     parameters_per_rank: int
     data_ranks: int
     context_ranks: int = 1
-    tensor_ranks: int = 1
     """Number of context ranks: data ranks with different parts of the same sequences."""
+    tensor_ranks: int = 1
+    """Number of tensor ranks: data ranks with slices of the matrices of layers."""
     state_sharding: StateSharding
     """State that the data ranks split among them; the default if the job omits it."""
     bytes: TierBytes
@@ -156,7 +157,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     peak = peak_operations(profile.name) if profile and knows_peak else None
     report = PhaseReport(
         name=config.phase,
-        parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
+        parameters=sum(_parameters_of_all_ranks(layout, sizes, index) for index in range(len(sizes.units))),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         data_ranks=layout.data,
         context_ranks=layout.context_ranks,
@@ -198,9 +199,11 @@ def _imbalance(
     return ImbalanceReport(most_rows=max_imbalance(sizes, layout.expert_ranks), step_seconds=seconds)
 
 
-def _parts(layout: Layout, unit: int) -> int:
-    """Return the number of ranks among which expert parallelism splits the unit; 1 for a unit without experts."""
-    return layout.mesh.fold_size(layout.fold_of(unit))
+def _parameters_of_all_ranks(layout: Layout, sizes: Sizes, unit: int) -> int:
+    """Return the number of parameters of a unit: of the parts of all expert ranks, or of the slices of all tensor ranks
+    and, once, the tensors that all of them have."""
+    parts, own = layout.mesh.fold_size(layout.fold_of(unit)), sizes.units[unit]
+    return parts * own.numel - (parts - 1) * sum(map(len, own.replicated))
 
 
 def _name(layout: Layout, sizes: Sizes, unit: int) -> str:

@@ -94,14 +94,19 @@ class Attention(nn.Module):
         return torch.cat([self._keys(hidden, rotation), self._values(hidden)], dim=2)
 
     def _keys(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        return rotate(self._of_own_queries(self._split_heads(self.key(hidden), self.key_norm)), rotation)
+        return rotate(self._split_heads(self._of_own_queries(self.key, hidden), self.key_norm), rotation)
 
     def _values(self, hidden: Tensor) -> Tensor:
-        return self._of_own_queries(self._split_heads(self.value(hidden), None))
+        return self._split_heads(self._of_own_queries(self.value, hidden), None)
 
-    def _of_own_queries(self, heads: Tensor) -> Tensor:
-        """Return the key or value heads that this rank's queries use: [B, T, heads, width]."""
-        return heads if self._own_key_head is None else heads.narrow(2, self._own_key_head, 1)
+    def _of_own_queries(self, projection: nn.Linear, hidden: Tensor) -> Tensor:
+        """Return the keys or values of the heads that this rank's queries use: [B, T, H] -> [B, T, heads * width]."""
+        if self._own_key_head is None:
+            out: Tensor = projection(hidden)
+            return out
+        rows = slice(self._own_key_head * self._head_size, (self._own_key_head + 1) * self._head_size)
+        bias = None if projection.bias is None else projection.bias[rows]
+        return F.linear(hidden, projection.weight[rows], bias)
 
     def _project(self, mixed: Tensor) -> Tensor:
         """Return the output projection of mixed values: [B, T, heads, width] -> [B, T, H]."""

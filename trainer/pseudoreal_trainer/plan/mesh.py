@@ -131,10 +131,6 @@ class Mesh:
         """Return the index of the rank's part of the tokens of each of its sequences."""
         return rank % self.sequence
 
-    def context_coordinate(self, rank: int) -> int:
-        """Return the index of the rank's context rank."""
-        return rank % self.sequence // self.tensor
-
     def tensor_coordinate(self, rank: int) -> int:
         """Return the index of the rank's slices of matrices."""
         return rank % self.tensor

@@ -168,6 +168,12 @@ class Sizes:
         model = self.model
         return 2 * tokens * model.hidden_size * (2 * model.query_size + 2 * model.key_size + self._met(layer))
 
+    def repeated_key_flops(self, layout: Layout, tokens: int) -> int:
+        """Return the operations of keys and values in a layer's forward pass that other tensor ranks compute as well,
+        because several ranks use the same key head."""
+        repeated = layout.tensor_ranks * self.key_size(layout) - self.model.key_size
+        return 2 * tokens * self.model.hidden_size * 2 * repeated
+
     def _attention_flops(self, twice_the_pairs: int) -> int:
         """`twice_the_pairs`: twice the number of (query, key) pairs."""
         return 2 * self.model.query_size * twice_the_pairs

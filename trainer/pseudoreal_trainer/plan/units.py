@@ -373,12 +373,6 @@ def in_block(name: str, block: int) -> str:
     return f"{block_name(block)}.{name.split('.', 2)[2]}"
 
 
-def has_sliced_keys(model: Model, tensor_ranks: int) -> bool:
-    """Return whether tensor ranks have slices of the matrices of keys and values. Otherwise there are fewer key heads
-    than tensor ranks: each rank has all of them, and uses one."""
-    return model.key_size // model.head_size % tensor_ranks == 0
-
-
 def _cut(name: str, model: Model) -> Cut | None:
     """Return how tensor ranks cut a tensor of a block: rows of the matrices that make heads or hidden features, columns
     of the matrices that read them (Megatron-LM, arXiv 1909.08053, section 3). `name`: relative to the block."""

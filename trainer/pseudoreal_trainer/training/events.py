@@ -93,7 +93,7 @@ def _document_attention(engine: Engine) -> str | None:
     blueprint = engine.blueprint
     if blueprint.end_of_document is None:
         return None
-    if engine.groups.layout.sequence_ranks > 1 or engine.groups.layout.sequence_chunks > 1:
+    if engine.groups.layout.context_ranks > 1 or engine.groups.layout.sequence_chunks > 1:
         return "one call per document and chunk"
     model = blueprint.model
     width = model.head_size

@@ -2,6 +2,7 @@
 own."""
 
 from collections import Counter
+from math import prod
 from typing import Any
 
 import pytest
@@ -83,3 +84,28 @@ def test_blocks_that_are_cut_alike_are_cut_once(monkeypatch: pytest.MonkeyPatch)
     layout = Layout(layer_blocks=blocks_of_layers(sharing, 40), pipeline=1, data=64, micro_batches=1, sharding="Full")
     tensors_of(layout, units_of(model, sharing), "float32")
     assert calls == {"embedding": 64, "blocks.0": 64, "head": 64}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("sharding", ["None", "Full"])
+def test_pieces_of_slices_cover_each_tensor_once(ranks: int, sharding: Any) -> None:
+    """With two key heads, four ranks have all keys and values; the first of them is named."""
+    model = _model(4, None, "Separate")
+    attention = model.attention.model_copy(update={"heads": 4, "key_value_heads": 2})
+    model = model.model_copy(update={"attention": attention})
+    layout = Layout(tuple(range(4)), 1, 8, 1, tensor_ranks=ranks, sharding=sharding)
+    units = units_of(model, Sharing(blocks=4))
+    found = tensors_of(layout, units, "float32")
+    held: dict[int, dict[str, list[tuple[int, int]]]] = {}
+    for rank in range(layout.mesh.ranks):
+        own = units_of_rank(layout, units, rank)
+        for index, span in spans_of(layout, own, rank).items():
+            for part in parts_of(own[index], span):
+                held.setdefault(rank, {}).setdefault(part.name, []).append((part.begin, part.end))
+    for name, tensor in found.items():
+        ends = [0, *(piece.end for piece in tensor.pieces)]
+        assert [piece.begin for piece in tensor.pieces] == ends[:-1], name
+        assert ends[-1] == prod(tensor.shape), name
+        assert all((one.begin, one.end) in held[one.file][name] for one in tensor.pieces), name
+        is_read_by_all = name.endswith((".output.weight", ".down.weight"))
+        assert tensor.column_slices == (ranks if is_read_by_all else 1), name

@@ -110,7 +110,7 @@ def test_a_gradient_is_kept_on_a_stream_that_waits_for_no_rank(home: str, collec
     state.keep_gradient = lambda _: kept.append(streams.current)
     case = Case(data=2, clipping="Global")
     layout = Mock(home=lambda _: home, clipping="Global")
-    groups = Mock(layout=layout, ranks=Ranks(0, 2, CPU), device=CPU)
+    groups = Mock(layout=layout, ranks=Ranks(0, 2, CPU), device=CPU, tensor_rank=0)
     groups.unit_groups.return_value = UnitGroups(inter_reduce="inter")  # type: ignore[arg-type]
     store: Any = Mock(states={1: state}, gradient_rounding=None)
     thread = ReductionThread(case.optimizer, store, groups, streams, Trace(0))

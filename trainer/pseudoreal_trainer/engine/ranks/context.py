@@ -76,6 +76,7 @@ class TensorExchange:
         # Excluded from torch.compile, which would trace the collectives.
         self.gather: Callable[[Tensor], Tensor] = torch.compiler.disable(self._gather)
         self.sum_to_own: Callable[[Tensor], Tensor] = torch.compiler.disable(self._sum_to_own)
+        self.gather_values: Callable[[Tensor], Tensor] = torch.compiler.disable(self._gather_values)
 
     def _gather(self, own: Tensor) -> Tensor:
         return self._exchange.gather(self._cut(own.shape[1] * self.count), own)
@@ -83,7 +84,7 @@ class TensorExchange:
     def _sum_to_own(self, summands: Tensor) -> Tensor:
         return self._exchange.sum_to_own(self._cut(summands.shape[1]), summands)
 
-    def gather_values(self, own: Tensor) -> Tensor:
+    def _gather_values(self, own: Tensor) -> Tensor:
         return self._cut(own.shape[1] * self.count).joined(self._exchange.all_gather(own))
 
     def _cut(self, length: int) -> ContextCut:

@@ -108,10 +108,6 @@ class ProcessGroups:
         return self.layout.mesh.sequence_coordinate(self.ranks.rank)
 
     @property
-    def context_rank(self) -> int:
-        return self.layout.mesh.context_coordinate(self.ranks.rank)
-
-    @property
     def tensor_rank(self) -> int:
         return self.layout.mesh.tensor_coordinate(self.ranks.rank)
 

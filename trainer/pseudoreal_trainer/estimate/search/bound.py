@@ -218,9 +218,10 @@ class _LowerBounds:
     def _of_unit(self, kind: _UnitRecord, resource: Resource, unit: int) -> float:
         """Return the seconds of a unit's record; computed once for units of the same size, home and users."""
         layout = self.layout
-        home, pool, users = layout.home(unit), layout.pool_of(unit), layout.users[unit]
+        users, numel = layout.users[unit], self.sizes.units[unit].numel
+        of_unit = (layout.home(unit), layout.pool_of(unit), layout.fold_of(unit))
         # The distance between the users matters: pipeline ranks that are further apart may be on different machines.
-        key = (kind, resource, self.sizes.units[unit].numel, home, pool, len(users), users[-1] - users[0])
+        key = (kind, resource, numel, *of_unit, len(users), users[-1] - users[0])
         if key not in self._of_units:
             self._of_units[key] = self.costs.seconds(kind(unit), resource)
         return self._of_units[key]

@@ -285,7 +285,8 @@ class MeasuredCosts:
 
     def _flops(self, record: Pass) -> float:
         """Return the operations of the forward pass of the record's computation, on the busiest rank."""
-        flops, layout = self._sizes.pass_flops(self._tokens, record.position - 1), self._layout
+        layout, flops = self._layout, self._sizes.pass_flops(self._tokens, record.position - 1)
+        flops += self._sizes.repeated_key_flops(layout, self._tokens)
         if not layout.spreads(record.position):
             return flops
         of_experts = self._sizes.expert_flops(self._tokens)

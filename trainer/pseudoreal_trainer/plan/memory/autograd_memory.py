@@ -20,7 +20,6 @@ from pseudoreal_api.spec.optimizer import PRODUCT_BLOCK
 from pseudoreal_trainer.plan.memory.saved_tensors import SavedTensors, Table, total
 from pseudoreal_trainer.plan.memory.tensors import Tensors
 from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
-from pseudoreal_trainer.plan.units import has_sliced_keys
 
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")
@@ -60,14 +59,10 @@ class AutogradMemory(SavedTensors):
     def _exchanged_with_tensor_ranks(self) -> int:
         """Upper bound of the bytes that a backward pass of sliced parts has besides the tensors of this rank's tokens
         with whole matrices: the gathered inputs; and at a time five tensors of all tensor ranks' tokens, as a
-        gradient is gathered, or summed and cut into the parts that are sent and received. With replicated keys, the
-        keys and values of all heads, and their gradients."""
+        gradient is gathered, or summed and cut into the parts that are sent and received."""
         if self.tensor_ranks == 1:
             return 0
-        of_all = 5 * self.tensor_ranks * self._tensors.hidden
-        is_replicated = not has_sliced_keys(self.sizes.model, self.tensor_ranks)
-        of_keys = 8 * self.tensor_ranks * self._tensors.key if is_replicated else 0
-        return self._tokens_of_all_tensor_ranks + of_all + of_keys
+        return self._tokens_of_all_tensor_ranks + 5 * self.tensor_ranks * self._tensors.hidden
 
     @property
     def keys_backward(self) -> int:

@@ -177,9 +177,14 @@ class SavedTensors:
     @property
     def _key(self) -> int:
         """Bytes of the keys of this rank's heads, for the tokens of all tensor ranks."""
+        return self._tensors.key * self._key_features // self.sizes.model.key_size
+
+    @property
+    def _key_features(self) -> int:
+        """Number of features of the keys for each of this rank's tokens. If several tensor ranks use the same key head,
+        each computes this head for the tokens of all of them."""
         model = self.sizes.model
-        features = max(model.key_size, self.tensor_ranks * model.head_size)
-        return self._tensors.key * features // model.key_size
+        return max(model.key_size, self.tensor_ranks * model.head_size)
 
     @property
     def _masks(self) -> Table:
@@ -221,7 +226,7 @@ class SavedTensors:
         t, model = self._tensors, self.sizes.model
         if model.attention.query_key_norm == "None":
             return {}
-        features = model.query_size if name == "query" else model.key_size
+        features = model.query_size if name == "query" else self._key_features
         heads = features // model.head_size if model.attention.query_key_norm == "PerHead" else 1
         saved = {
             f"{name} before its norm, of the norm's type": t.normed(features),

@@ -81,10 +81,9 @@ def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Phase
 
 
 def every_choice(phase: PhaseConfig) -> Iterator[Choice]:
-    """Yield every choice of the phase, with any number of context ranks and tensor ranks."""
+    """Yield every choice of the phase with whole matrices, and any number of context ranks."""
     for context in context_choices(phase):
-        for tensor in tensor_choices(phase, context):
-            yield from choices(phase, context, tensor)
+        yield from choices(phase, context)
 
 
 def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
@@ -309,7 +308,7 @@ def test_with_few_sequences_the_fastest_layout_cuts_them_though_whole_sequences_
     found = [*Search(phase, "cpu", hardware, 1).fastest()]
     assert [(each.seconds, 0, each.choice.simplicity) for each in found] == expected
     assert found[0].choice.context_ranks > 1
-    whole = [s for choice, s in everything.items() if choice.context_ranks == choice.tensor_ranks == 1]
+    whole = [seconds for choice, seconds in everything.items() if choice.context_ranks == 1]
     assert min(whole) > 1.5 * found[0].seconds
 
 
@@ -447,3 +446,29 @@ def test_search_for_512_ranks_takes_less_than_a_minute(job_body: dict[str, Any],
     assert time.process_time() - begin < 60 * slowness()
     assert first.seconds <= 1.01 * second.seconds <= 1.01**2 * third.seconds
     assert search.counts.simulated < search.counts.layouts / 20
+
+
+def test_matrices_are_cut_if_no_layout_with_whole_matrices_fits(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
+) -> None:
+    """A layer's gradient is whole on each rank until it is summed, unless the layer's matrices are cut."""
+    eight_ranks(job_body, {"sequenceLength": 16, "attention": {"heads": 8}, "hiddenSize": 128})
+    job_body["spec"]["model"]["feedForward"] = {"size": 512}
+    job_body["spec"]["phases"][PHASE] |= {
+        **{"workers": 1, "processesPerWorker": 4, "batch": {"sequences": 2}},
+        "parallelism": {"layout": "Auto"},
+    }
+    phase, hardware = config(PHASE), NETWORKS["fast networks"]
+
+    def least(tensor: int) -> int:
+        """Return the device bytes that every layout with this number of tensor ranks exceeds or reaches."""
+        every = (choice for context in context_choices(phase) for choice in choices(phase, context, tensor))
+        return min(plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes for choice in every)
+
+    whole, cut = least(1), least(4)
+    assert cut < whole
+    for memory, ranks in {whole: {1}, whole - 1: {2, 4}}.items():
+        small = hardware.model_copy(update={"device_bytes": memory})
+        found = [*Search(phase, "cpu", small, 1).fastest()]
+        assert found
+        assert {each.choice.tensor_ranks for each in found} <= ranks

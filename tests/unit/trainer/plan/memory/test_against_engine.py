@@ -192,12 +192,13 @@ PARTS = [
     Case(data=2, context_ranks=2, **IN_LAYERS, precision="float32", options="Mistral"),
     *each(data=2, context_ranks=2, sequence_chunks=3, **IN_LAYERS, precision="float32", options=["", "Mistral"]),
 ]
-ONE_KEY = json.dumps({"sequenceLength": 64, "attention": {"heads": 4, "keyValueHeads": 1}})
+_ONE_KEY = {"heads": 4, "keyValueHeads": 1, "queryKeyNorm": "PerHead"}
+ONE_KEY = json.dumps({"sequenceLength": 64, "attention": _ONE_KEY})
 SLICES = [
     *each(data=2, tensor_ranks=2, **IN_LAYERS, precision="float32", keep=["Inputs", "Products", "All"]),
     *each(data=2, tensor_ranks=2, **IN_LAYERS, options=["Llama3", "Mistral"], precision="bfloat16"),
     Case(data=2, tensor_ranks=2, **IN_LAYERS, precision="float32", documents=True),
-    Case(data=2, tensor_ranks=2, **(IN_LAYERS | {"drawn": ONE_KEY}), precision="float32"),
+    *each(data=2, tensor_ranks=2, **(IN_LAYERS | {"drawn": ONE_KEY}), precision="float32", keep=["Inputs", "All"]),
 ]
 
 

@@ -34,6 +34,7 @@ FOUND: dict[Site, str] = {
         _GRADIENTS, "ReductionThread._finish_reduction", "self._streams.wait_event(reduced)"
     ): "balancing biases, not clipped",
     Site(_GRADIENTS, "ReductionThread._finish_sum", "synchronize(pending.accumulated)"): "host",
+    Site(_GRADIENTS, "ReductionThread._finish_sum", "self._streams.wait_event(pending.replicated)"): "slices of layers",
     Site(_GRADIENTS, "ReductionThread._finish_sum", "pending.work.wait()"): "sharded gradients",
     Site(_GRADIENTS, "ReductionThread._agree", "synchronize(computed)"): "host",
     Site(_GRADIENTS, "ReductionThread._agree_finally", "synchronize(computed)"): "prototypes",
