@@ -56,6 +56,7 @@ def test_plan_json_has_its_stable_keys(job: dict[str, Any], file: Path) -> None:
             "pipeline",
             "experts",
             "context",
+            "tensor",
         }
         assert phase["step_seconds"] is None
         assert phase["fits"]
