@@ -56,7 +56,8 @@ def reductions(streams: RecordedStreams) -> Iterator[ReductionThread]:
 
 def _store(state: Mock) -> Any:
     """Return a store with one unit, whose gradient has its own memory."""
-    return SimpleNamespace(states={UNIT: state}, whole_gradients={UNIT: torch.zeros(4)})
+    unit = SimpleNamespace(replicated=())
+    return SimpleNamespace(states={UNIT: state}, whole_gradients={UNIT: torch.zeros(4)}, units={UNIT: unit})
 
 
 def _synchronized_on(streams: RecordedStreams, stream: str) -> int:
