@@ -69,10 +69,17 @@ class StoredTensor(ApiModel):
     has_second_moment: bool = Field(True, description="False: Muon updates the tensor, and the files have none.")
     column_slices: int = Field(
         1,
+        ge=1,
         description="Number of equal slices of the tensor's columns. The elements of each slice are counted in C order,"
         " one slice after the other. 1: the elements of the tensor are counted in C order.",
     )
     pieces: list[Piece] = Field(description="They cover the tensor, in order, each element once.")
+
+    @model_validator(mode="after")
+    def _check_slices(self) -> "StoredTensor":
+        if self.column_slices > 1 and (len(self.shape) != 2 or self.shape[1] % self.column_slices):
+            raise ValueError(f"a tensor of the shape {self.shape} has no {self.column_slices} equal slices of columns")
+        return self
 
 
 class Updates(ApiModel):

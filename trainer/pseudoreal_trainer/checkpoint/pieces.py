@@ -30,7 +30,7 @@ def tensors_of(
     """Return name of a tensor -> its entry in the manifest. A file has the number of the rank that writes it. `units`:
     the whole units of the model. `moment_dtype`: dtype of the moments; None: the same as of the weights.
 
-    All tensor ranks write the tensors that they all have; the entries are those of the first of these ranks.
+    Each tensor rank writes the replicated tensors; the pieces name the files of the first tensor rank.
 
     Units of one shape that are used by the same pipeline ranks are cut alike and share their tensor objects: 80 blocks
     on 1,024 ranks have 85,000 pieces.

@@ -94,7 +94,8 @@ class Reader:
 
     def read(self, name: str, kind: Kind, begin: int, end: int, column_slices: int = 1) -> Array:
         """Return elements begin..end-1 of the flattened tensor, in newly allocated memory. `column_slices`: number of
-        slices of columns that the indices count one after the other; the range is in one slice."""
+        slices of columns; the indices count the elements of one slice after the other, and the range is in one
+        slice."""
         stored = self._stored(name)[1]
         if column_slices != stored.column_slices:
             if column_slices > 1:
@@ -111,14 +112,16 @@ class Reader:
         )
 
     def _read_rows(self, name: str, kind: Kind, begin: int, end: int) -> Array:
-        """Return elements begin..end-1 of the flattened tensor, whose files have slices of columns."""
+        """Return elements begin..end-1 of a flattened tensor from files with slices of its columns."""
         stored = self._stored(name)[1]
         rows, columns = stored.shape
         first, last, width = begin // columns, -(-end // columns), columns // stored.column_slices
-        starts = range(0, rows * columns, rows * width)
-        parts = [self._read_stored(name, kind, start + first * width, start + last * width) for start in starts]
-        whole = np.concatenate([part.reshape(-1, width) for part in parts], axis=1).reshape(-1)
-        return whole[begin - first * columns : end - first * columns].copy()
+        whole = np.empty((last - first, columns), stored.dtype)
+        for column in range(0, columns, width):
+            start = rows * column
+            part = self._read_stored(name, kind, start + first * width, start + last * width)
+            whole[:, column : column + width] = part.reshape(-1, width)
+        return whole.reshape(-1)[begin - first * columns : end - first * columns]
 
     def _read_stored(self, name: str, kind: Kind, begin: int, end: int) -> Array:
         """Return elements begin..end-1 in the order of the files."""

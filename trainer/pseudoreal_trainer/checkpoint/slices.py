@@ -16,7 +16,7 @@ def read_in_slice(
     """Return elements begin..end-1 of the flattened slices of a matrix's columns, in newly allocated memory.
 
     The indices count the elements of one slice after the other; the range is in one slice. `read`: returns elements of
-    the matrix, flattened row by row; whole rows are read, so `slices` times as many elements as returned. `shape`: of
+    the matrix, flattened row by row. It reads whole rows: `slices` times as many elements as needed. `shape`: shape of
     the matrix; the number of columns is a multiple of `slices`.
     """
     rows, columns = shape

@@ -167,8 +167,8 @@ class Gradients:
             return PendingReduction(unit, result, inter_slice, accumulated, work, accumulator.buffer, summed)
 
     def _sum_replicated(self, flat: Tensor, replicated: Sequence[range]) -> None:
-        """Sum the gradients of the tensors that all tensor ranks have, in place: each rank has the gradients of its own
-        tokens or heads."""
+        """Sum the gradients of replicated tensors over the tensor ranks, in place: each rank has the gradients of its
+        own tokens or heads."""
         ranks = self._layout.tensor_ranks
         for elements in replicated:
             part = flat[elements.start : elements.stop]
@@ -385,12 +385,12 @@ class ReductionThread:
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
         if self._store.gradient_rounding is not None:
             self._store.gradient_rounding.round(gradient)
-        counted = self._counted(unit, balancing.start)
-        self._squares[unit] = sum(square_of(gradient[part.start : part.stop]) for part in counted)
+        in_norm = self._elements_in_norm(unit, balancing.start)
+        self._squares[unit] = sum(square_of(gradient[part.start : part.stop]) for part in in_norm)
 
-    def _counted(self, unit: int, end: int) -> list[range]:
-        """Return the elements, before `end`, of this rank's part of a gradient that this rank counts in the norm. Of
-        the tensors that all tensor ranks have, only the first of these ranks counts the gradients."""
+    def _elements_in_norm(self, unit: int, end: int) -> list[range]:
+        """Return the elements before `end` of this rank's part of a gradient, without elements that another rank counts
+        in the norm: the first tensor rank counts the replicated tensors."""
         begin = self._store.states[unit].shard.begin
         left_out = self._store.units[unit].replicated if self._groups.tensor_rank else ()
         cuts = [0, *(min(max(at - begin, 0), end) for part in left_out for at in (part.start, part.stop)), end]

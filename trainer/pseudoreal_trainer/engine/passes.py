@@ -384,8 +384,8 @@ class Passes:
         return None if ranks == 1 else ContextCut(ranks, self.coordinate // self.layout.tensor_ranks, length)
 
     def _cut_of(self, run: PlanRun, m: int) -> ContextCut | None:
-        """Return the cut of a micro-batch's sequences over the ranks that divide their tokens; None if they are
-        whole."""
+        """Return the cut of a micro-batch's sequences over context ranks and tensor ranks; None: this rank has all of
+        their tokens."""
         ranks = self.layout.sequence_ranks
         return None if ranks == 1 else ContextCut(ranks, self.coordinate, run.batch.shape(m)[1])
 
@@ -409,8 +409,8 @@ class Passes:
         return run.tokens[m]
 
     def scope(self, run: PlanRun, m: int) -> Scope | None:
-        """Return the scope of attention in a micro-batch: documents, or its context rank's parts of the sequences;
-        None: whole sequences.
+        """Return the scope of attention in a micro-batch: documents, or with context ranks parts of sequences; None:
+        whole sequences.
 
         Each pipeline rank reads the token ids and finds the documents itself: sending documents between ranks would add
         a message for passes to wait for.

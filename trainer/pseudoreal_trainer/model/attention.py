@@ -74,8 +74,7 @@ class Attention(nn.Module):
 
         `mask`: sliding window [T, T], from `window_mask`; None: no window, or a window over all earlier tokens.
         `scope`: documents, or parts of sequences; None: whole sequences. Parts of sequences contain the window, and
-        need no mask. With tensor ranks, T counts the tokens of all of them in `mask`, `rotation` and `scope`, and this
-        rank's tokens in `hidden` and in the output.
+        need no mask. With K tensor ranks, `hidden` and the output have this rank's tokens, [B, T / K, H].
         """
         if self._tensor is not None:
             hidden = self._tensor.gather(hidden)

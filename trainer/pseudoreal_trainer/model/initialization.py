@@ -22,17 +22,14 @@ def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torc
     distribution. The values of an expert do not depend on the unit's other experts."""
     if unit.experts is None:
         generator = _generator(seed, index)
-        return {one.name: _sliced(one, _draw(_whole(one), model, dtype, generator)) for one in unit.parameters}
+        wholes = ((one, _draw(replace(one, slice=None), model, dtype, generator)) for one in unit.parameters)
+        return {one.name: _sliced(one, whole) for one, whole in wholes}
     stacked = {one.name: torch.empty(one.shape, dtype=dtype) for one in unit.parameters}
     for row, number in enumerate(unit.experts):
         generator = _generator(seed, index, number)
         for parameter in unit.parameters:
             stacked[parameter.name][row] = _draw(_expert_parameter(parameter), model, dtype, generator)
     return stacked
-
-
-def _whole(parameter: Parameter) -> Parameter:
-    return replace(parameter, slice=None)
 
 
 def _sliced(parameter: Parameter, whole: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ class FeedForward(nn.Module):
 class _UnreadSum(torch.autograd.Function):
     """residual [..., H] + activated [..., F] times weight [H, F], plus bias [H] or none. The output has the sum's shape
     and one element of memory. `product`: product in float8 for the gradient of the activations; None: in the dtype of
-    the operands. `whole`: returns the gradient of the tokens of all tensor ranks, for which `activated` has this rank's
-    features; None: without tensor ranks."""
+    the operands. `whole`: gathers the gradient over the tensor ranks, [B, L, H] -> [B, K L, H], because `activated` has
+    the tokens of all of them; None: no tensor ranks."""
 
     @staticmethod
     def forward(
@@ -92,8 +92,9 @@ class _UnreadSum(torch.autograd.Function):
 
 
 def project(linear: nn.Linear, features: Tensor, tensor: TensorRanks | None) -> Tensor:
-    """Return the output of the last matrix of attention or of an MLP, for this rank's tokens. With tensor ranks, each
-    has a slice of the features of all their tokens; the bias is added once, to the sum."""
+    """Return the product with the last matrix of attention or of an MLP, plus bias, for this rank's tokens: [B, K L, F]
+    -> [B, L, H]. `features`: this rank's features of the tokens of all K tensor ranks; without `tensor`, K = 1. The
+    bias is added once, to the sum over the ranks."""
     if tensor is None:
         out: Tensor = linear(features)
         return out

@@ -2,8 +2,8 @@
 
 K tensor ranks divide the heads of attention and the hidden features of an MLP among them. They also divide the tokens:
 outside of attention and MLPs, each rank computes its own tokens only (sequence parallelism; arXiv 2205.05198, section
-4.2.2). Before the first matrices, a rank gathers the tokens of all tensor ranks; the last matrix of each rank returns
-summands of the outputs of all these tokens, and each rank receives the sums for its own.
+4.2.2). Before the first matrices, a rank gathers the tokens of all tensor ranks. The product with the last matrix gives
+summands of the outputs of all these tokens, and each rank receives the sums for its own tokens.
 
 The tokens are cut as over context ranks (`model.context.ContextCut`). If C context ranks have K tensor ranks each, a
 sequence is cut over C K ranks: the tokens of K neighbours are the part of one context rank, in its order.
@@ -37,8 +37,8 @@ class TensorRanks(Protocol):
 
 
 def sliced_model(model: Model, tensor: TensorRanks | None) -> Model:
-    """Return the model with the heads and hidden features that a tensor rank has in each layer. Keys of fewer heads
-    than ranks stay whole, as do routed experts."""
+    """Return the model with a tensor rank's heads. If there are fewer key heads than ranks, each rank has all of
+    them."""
     if tensor is None:
         return model
     keys, count = model.key_size // model.head_size, tensor.count
@@ -57,8 +57,7 @@ def sliced_mlp(mlp: FeedForward, tensor: TensorRanks | None) -> FeedForward:
 
 
 def own_key_head(model: Model, tensor: TensorRanks | None) -> int | None:
-    """Return the index of the only key head that this rank's queries use, if all ranks have all key heads; otherwise
-    None."""
+    """Return the index of the key head of this rank's queries; None: the rank has no other key heads."""
     if tensor is None or (keys := model.key_size // model.head_size) % tensor.count == 0:
         return None
     return tensor.rank * keys // tensor.count

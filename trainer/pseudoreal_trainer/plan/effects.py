@@ -245,13 +245,13 @@ Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 class Group:
     """Group of communicating ranks, seen from one pipeline rank.
 
-    - holders: the ranks of a replica with the same units of a cut, on all pipeline ranks in `users`
+    - holders: the ranks of a replica with the same units of `fold`, on all pipeline ranks in `users`
     - replicas: the ranks with the same index in all replicas
     - data: the data ranks of the pipeline rank
     - experts: an expert-parallel group: ranks of a replica that together hold all experts of a layer
     - same experts: the data ranks with the same experts
     - context: a context group: ranks with different parts of the same sequences
-    - tensor: ranks with slices of the same matrices
+    - tensor: the tensor ranks, with slices of the same matrices
     - peer: two pipeline ranks
     """
 

@@ -300,14 +300,14 @@ class Layout:
         return self.context_ranks * self.tensor_ranks
 
     def fold_of(self, unit: int) -> Fold:
-        """Return the cut of the unit over the ranks of a replica, besides its shards."""
+        """Return the fold of the mesh over which the unit's state is sharded."""
         if self.pool_of(unit) == "Experts":
             return "Experts" if self.expert_ranks > 1 else "None"
         return "Tensors" if self.tensor_ranks > 1 and 0 < unit < self._first_experts else "None"
 
     @cached_property
     def folds(self) -> tuple[Fold, ...]:
-        """Cuts of units that this layout has."""
+        """Folds of all units."""
         return tuple(dict.fromkeys(map(self.fold_of, range(self.units))))
 
     def data_holders(self, unit: int) -> int:
@@ -316,7 +316,7 @@ class Layout:
         return self.fold_holders(self.fold_of(unit))
 
     def fold_holders(self, fold: Fold) -> int:
-        """Return `data_holders` of any unit with this cut."""
+        """Return `data_holders` of any unit of this fold."""
         return self.data // self.mesh.fold_size(fold)
 
     def holders(self, unit: int) -> int:
@@ -335,7 +335,7 @@ class Layout:
         return user * self.data_holders(unit) + self.data_part(unit, world_rank)
 
     def groups_of_replica(self, fold: Fold, users: Users) -> Groups:
-        """Return the groups of ranks inside a replica that hold the same units of this cut, for units that these
+        """Return the groups of ranks inside a replica that hold the same units of this fold, for units that these
         pipeline ranks use. In a group, ranks are in the order of their shards."""
         return self.mesh.at_each_pipeline(self.mesh.holders_in_replica(fold), users)
 

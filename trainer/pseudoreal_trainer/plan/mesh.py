@@ -18,8 +18,8 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 ExpertDimension = Literal["replica", "expert_shard", "expert"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
 Fold = Literal["None", "Experts", "Tensors"]
-FOLDS: tuple[Fold, ...] = get_args(Fold)
-"""Cuts of a unit over the ranks of a replica, besides its shards: none, by experts, or into slices of tensors."""
+"""Ranks of a replica with the same unit, whose state they shard. None: all ranks of the replica; Experts: ranks with the
+same experts; Tensors: ranks with the same slices of matrices."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Disjoint groups of ranks, each ascending; all groups together contain all ranks, unless a method says otherwise."""
@@ -132,7 +132,7 @@ class Mesh:
         return rank % self.sequence
 
     def tensor_coordinate(self, rank: int) -> int:
-        """Return the index of the rank's slices of matrices."""
+        """Return the rank's index among the ranks with slices of the same matrices."""
         return rank % self.tensor
 
     def part(self, rank: int) -> int:
@@ -150,7 +150,7 @@ class Mesh:
         return rank % self.shard // self.expert
 
     def fold_size(self, fold: Fold) -> int:
-        """Return the number of parts into which a unit is cut, besides its shards."""
+        """Return the number of groups of ranks in a replica, each with the same unit."""
         return {"None": 1, "Experts": self.expert, "Tensors": self.tensor}[fold]
 
     def part_in(self, fold: Fold, rank: int) -> int:

@@ -11,9 +11,8 @@ one range of the vector, wherever shards cut it. Of the matrices the router come
 before it, and so the start of the vector. At the end of the vector comes a balancing bias. No gradient trains it, and
 no shard cuts it, because all experts' values are updated together.
 
-With tensor parallelism, a rank's block has slices of the matrices of attention and MLPs: rows of the matrices that
-make heads or hidden features, columns of the matrices that read them. All other tensors of the block are replicated on
-the tensor ranks.
+With tensor parallelism, a rank's block has slices of the matrices of attention and MLPs: rows of query, key, value,
+gate and up, columns of output and down. All other tensors of the block are replicated on the tensor ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
 
 @dataclass(frozen=True)
 class Cut:
-    """How tensor ranks may cut a tensor."""
+    """Cut of a tensor over tensor ranks."""
 
     axis: int
     """Dimension that is cut: 0 or 1."""
@@ -77,7 +76,7 @@ class Parameter:
     experts: range | None = None
     """Numbers of the experts in the part; None: the tensor is not stacked."""
     cut: Cut | None = None
-    """How tensor ranks may cut the tensor; None: all of them have all of it."""
+    """Cut over tensor ranks; None: each of them has the whole tensor."""
     slice: Slice | None = None
     """Slice that is the part; None: this is not a part of a cut tensor."""
 
@@ -374,8 +373,9 @@ def in_block(name: str, block: int) -> str:
 
 
 def _cut(name: str, model: Model) -> Cut | None:
-    """Return how tensor ranks cut a tensor of a block: rows of the matrices that make heads or hidden features, columns
-    of the matrices that read them (Megatron-LM, arXiv 1909.08053, section 3). `name`: relative to the block."""
+    """Return the cut of a block's tensor over tensor ranks; None: each rank has the whole tensor. Query, key, value,
+    gate and up are cut by rows, output and down by columns (Megatron-LM, arXiv 1909.08053, section 3). `name`: relative
+    to the block."""
     part, matrix, tensor = [*name.split("."), ""][:3]
     sizes = {"ffn": model.feed_forward.size, "shared": model.shared_expert.size if model.shared_expert else 0}
     heads, keys = model.attention.heads, model.key_size // model.head_size

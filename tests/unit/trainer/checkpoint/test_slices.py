@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from pseudoreal_trainer.checkpoint import slices
+from pseudoreal_trainer.checkpoint.manifest import StoredTensor
 from pseudoreal_trainer.checkpoint.slices import read_in_slice
+from pydantic import ValidationError
 
 ROWS, COLUMNS = 5, 12
 MATRIX = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
@@ -51,3 +53,9 @@ def test_every_range_of_a_slice_has_the_elements_of_the_slice(
 def test_a_range_over_two_slices_is_refused() -> None:
     with pytest.raises(AssertionError, match="the range is in one slice"):
         read_in_slice(_Source().read, MATRIX.shape, 2, MATRIX.size // 2 - 1, MATRIX.size // 2 + 1)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((12,), 2), ((5, 12), 5), ((2, 5, 12), 2), ((5, 12), 0), ((5, 12), -1)])
+def test_slices_that_a_tensor_cannot_have_are_refused(shape: tuple[int, ...], count: int) -> None:
+    with pytest.raises(ValidationError, match=r"slices of columns|greater than or equal to 1"):
+        StoredTensor(shape=shape, dtype="float32", column_slices=count, pieces=[])

@@ -135,9 +135,9 @@ _PLAIN = [case for case in CLOSE if case.sequences == 4 and not case.next_sharin
 
 @pytest.mark.parametrize("case", _PLAIN, ids=lambda case: case.name)
 def test_exchanges_move_the_bytes_of_the_plan(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    """Around attention and around the MLP, a gather and a sum: in each forward pass, in each recomputed one, and in
-    each backward pass; of the recomputed last product no sum, if no norm follows. Each sends K - 1 parts of E
-    elements. And the gradients of replicated tensors are summed once a step."""
+    """Attention and the MLP each gather tokens and sum outputs: in a forward pass, again in a recomputed pass, and for
+    gradients in a backward pass. A recomputed pass leaves out its last sum, unless a norm follows. Each exchange sends
+    this rank's tokens K - 1 times. In addition, a step sums the gradients of replicated tensors once."""
     layout, model, ranks = case.layout, case.model, case.tensor_ranks
     others, keys = ranks - 1, model.key_size // model.head_size
     tokens = model.sequence_length * case.sequences // case.data

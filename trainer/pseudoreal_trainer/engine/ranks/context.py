@@ -5,7 +5,7 @@ while the main thread waits for the gradients: so one thread at a time uses a gr
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,8 @@ from torch.autograd.function import once_differentiable
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.context import ContextCut
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class PartExchange:
@@ -38,8 +40,8 @@ class PartExchange:
         return out
 
     def sum_to_own(self, cut: ContextCut, whole: Tensor) -> Tensor:
-        """Return this rank's part of whole sequences, summed over the ranks, [B, T, ...] -> [B, T / C, ...]. The
-        backward pass gathers the gradients of all parts."""
+        """Sum whole sequences over the ranks and return this rank's part of the sum, [B, T, ...] -> [B, T / C, ...].
+        The backward pass gathers the gradients of all parts."""
         out: Tensor = _SumToOwn.apply(whole, cut, self)
         return out
 
@@ -67,24 +69,29 @@ class PartExchange:
         return received.sum(dim=0, dtype=wide).to(parts.dtype)
 
 
+def _uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Exclude a function from torch.compile, which would trace its collectives."""
+    found: Callable[P, R] = torch.compiler.disable(function)
+    return found
+
+
 class TensorExchange:
     """Exchanges of tokens among the tensor ranks (`model.tensor.TensorRanks`)."""
 
     def __init__(self, groups: ProcessGroups, trace: Trace) -> None:
         self.count, self.rank = groups.layout.tensor_ranks, groups.tensor_rank
         self._exchange = PartExchange(groups.tensor, "tensor", groups, trace)
-        # Excluded from torch.compile, which would trace the collectives.
-        self.gather: Callable[[Tensor], Tensor] = torch.compiler.disable(self._gather)
-        self.sum_to_own: Callable[[Tensor], Tensor] = torch.compiler.disable(self._sum_to_own)
-        self.gather_values: Callable[[Tensor], Tensor] = torch.compiler.disable(self._gather_values)
 
-    def _gather(self, own: Tensor) -> Tensor:
+    @_uncompiled
+    def gather(self, own: Tensor) -> Tensor:
         return self._exchange.gather(self._cut(own.shape[1] * self.count), own)
 
-    def _sum_to_own(self, summands: Tensor) -> Tensor:
+    @_uncompiled
+    def sum_to_own(self, summands: Tensor) -> Tensor:
         return self._exchange.sum_to_own(self._cut(summands.shape[1]), summands)
 
-    def _gather_values(self, own: Tensor) -> Tensor:
+    @_uncompiled
+    def gather_values(self, own: Tensor) -> Tensor:
         return self._cut(own.shape[1] * self.count).joined(self._exchange.all_gather(own))
 
     def _cut(self, length: int) -> ContextCut:

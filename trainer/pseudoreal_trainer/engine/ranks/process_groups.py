@@ -61,8 +61,8 @@ class ProcessGroups:
     layout: Layout
     ranks: Ranks
     of_units: Mapping[tuple[Fold, Users], UnitGroups] = field(default_factory=dict)
-    """(cut, users) -> groups of the ranks that hold units of this cut with these users: the ranks with the same experts
-    or slices, or all ranks of the users. Empty if there is one rank."""
+    """(fold, users) -> groups of the ranks that hold units of this fold with these users. Empty if there is one
+    rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     context: Group | None = None
@@ -209,7 +209,7 @@ def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | N
 
 
 def _sets_of_users(layout: Layout, folds: Sequence[Fold]) -> dict[Users, Users]:
-    """Return the sets of pipeline ranks that share a unit of these cuts, and a set with each single pipeline rank, for
+    """Return the sets of pipeline ranks that share a unit of these folds, and a set with each single pipeline rank, for
     measuring its layers. Each set is its own key."""
     alone = ((rank,) for rank in range(layout.pipeline))
     common = {

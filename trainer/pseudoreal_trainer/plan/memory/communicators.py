@@ -38,7 +38,7 @@ def communicators(layout: Layout, rank: int) -> int:
 
 
 def _users(layout: Layout, rank: int, folds: Collection[Fold]) -> set[Users]:
-    """Return the sets of pipeline ranks, this one among them, that share a unit of these cuts, and this rank alone."""
+    """Return the sets of pipeline ranks, this one among them, that share a unit of these folds, and this rank alone."""
     common = (unit for unit in layout.common_units(rank) if layout.fold_of(unit) in folds)
     return {(rank,), *(layout.users[unit] for unit in common)}
 
