@@ -18,8 +18,8 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 ExpertDimension = Literal["replica", "expert_shard", "expert"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
 Fold = Literal["None", "Experts", "Tensors"]
-"""Ranks of a replica with the same unit, whose state they shard. None: all ranks of the replica; Experts: ranks with the
-same experts; Tensors: ranks with the same slices of matrices."""
+"""Ranks of a replica with the same unit, whose state they shard. None: all ranks of the replica; Experts: ranks with
+the same experts; Tensors: ranks with the same slices of matrices."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Disjoint groups of ranks, each ascending; all groups together contain all ranks, unless a method says otherwise."""
