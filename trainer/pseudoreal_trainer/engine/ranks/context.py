@@ -16,7 +16,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.context import ContextCut
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class PartExchange:
