@@ -164,7 +164,7 @@ test-minors: venv ## The tests of the API against API servers of other minor ver
 	@for minor in $(or $(KUBERNETES),$(MINORS)); do echo "Kubernetes $$minor:"; \
 	  PSEUDOREAL_KUBERNETES=$$minor $(BIN)/pytest tests/integration -m 'minors and not solo' || exit 1; done
 test-chaos: venv ## Every fault at every request of a job's life (an hour)
-	$(BIN)/pytest --deep -s tests/integration/operator/chaos/test_faults_at_requests.py -k every
+	$(BIN)/pytest --deep -s tests/integration/operator/chaos/test_faults_at_requests.py -k each_fault
 test-e2e: venv corpus ## The tests on a real cluster; needs root
 	$(BIN)/pytest tests/e2e
 test-faults: venv ## Everything that can befall a job on a real cluster (half an hour); needs root

@@ -395,10 +395,12 @@ read them by `cat` to `/dev/null`:
 
 - A synchronous save of pseudoreal takes {sync.seconds:.2f} s. `cp` and `sync` take {found.copy_seconds:.2f} s to copy
   the same files, so the save has {save_rate:.0%} of the throughput of `cp` and `sync`.
-- If the files are in the page cache, pseudoreal loads them in {found.load_seconds:.2f} s. `cat` reads the same files in
-  {found.read_seconds:.2f} s, so the load has {load_rate:.0%} of the throughput of `cat`.
-- If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. `cat` reads the same
-  files in {found.cold_read_seconds:.2f} s, so the load has {cold_rate:.0%} of the throughput of `cat`.
+- If the files are in the page cache, pseudoreal loads them in {found.load_seconds:.2f} s. From the page cache, `cat`
+  reads the same files in {found.read_seconds:.2f} s, so the load by pseudoreal has {load_rate:.0%} of the throughput of
+  `cat`.
+- If the files are not in the page cache, pseudoreal loads them in {found.cold_load_seconds:.2f} s. From the disk, `cat`
+  reads the same files in {found.cold_read_seconds:.2f} s, so the load by pseudoreal has {cold_rate:.0%} of the
+  throughput of `cat`.
 - From the page cache, torch.distributed.checkpoint loads its own files in {found.dcp_load_seconds:.2f} s, without
   comparing digests.{own_loads}"""
 

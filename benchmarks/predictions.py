@@ -200,12 +200,13 @@ machine. The benchmark first measured the profile of this machine, as `pseudorea
 the steps. A measured time is the median of {_TIMED} steps. *error* is the predicted time minus the measured time, as a
 share of the measured time. {near} of {len(found)} predicted times are within {BAR:.0%} of the measured time.
 
-Unless the name of a row says otherwise, the model has 6 layers of hidden size 128, and blocks are recomputed in the
-backward pass. A step has n = 4 micro-batches, and all ranks together compute 4 sequences of 128 bytes in a micro-batch.
-Gradients are not clipped, and the home of the state is the device. The name of a row has the number of ranks, and each
-setting that differs from the settings above. *device*, *host* and *disk* name the home of the state; *layered*, *gpipe*
-and *1f1b* name the order of the passes; *kept* means that activations are kept. In the row *one rank, global clipping*,
-gradients are clipped with `clipping.mode: Global`, and the home of the state is the host.
+Unless the name of a row says otherwise, a row has the following settings: the model has 6 layers of hidden size 128;
+blocks are recomputed in the backward pass; a step has n = 4 micro-batches; all ranks together compute 4 sequences of
+128 bytes in a micro-batch; gradients are not clipped; the home of the state is the device. The name of a row has the
+number of ranks, and each setting of the row that differs from the settings above. *device*, *host* and *disk* name the
+home of the state; *layered*, *gpipe* and *1f1b* name the order of the passes; *kept* means that activations are kept.
+In the row *one rank, global clipping*, gradients are clipped with `clipping.mode: Global`, and the home of the state is
+the host.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from benchmarks.cases import MODELS, Case
 from benchmarks.results import Step
-from benchmarks.stacks.registry import STACKS
+from benchmarks.stacks.registry import STACKS, TENSOR_PARALLEL
 from benchmarks.work import THREADS_PER_RANK, Work, noisy_sequences
 
 SEED = 7
@@ -28,7 +28,7 @@ def main(stack: str, case: Case, result: Path) -> None:
     torch.set_num_threads(THREADS_PER_RANK)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    losses = STACKS[stack](work(case), rank, world)
+    losses = (STACKS | TENSOR_PARALLEL)[stack](work(case), rank, world)
     steps = []
     for step in measured(losses, world):
         steps.append(step)

@@ -26,25 +26,27 @@ of micro-batches in a step.
 
 In each round, the stacks run one after the other, each in fresh processes. A cell shows the median over the timed steps
 of all rounds, and the quartiles in square brackets. If the distance between the quartiles is more than
-{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. In this case, the cell shows "not quiet" and
-the distance as a share of the median, and no comparison uses the cell.
+{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. The cell of such a disturbed measurement
+shows "not quiet" and the distance between the quartiles as a share of the median, and no comparison uses this cell.
 
 - **pseudoreal**: this project's engine. The name of a row says whether the state of the units is on the device, on the
   host, or on disk.
-- **fully_shard**: FSDP2, a part of torch. The benchmark applies fully_shard to each block and to the whole model.
-  Gradients are reduced once in a step, with the last micro-batch. *Weights kept* is `reshard_after_forward=False`: each
-  rank keeps the weights that it gathered in the forward pass until the backward pass. So the rank needs more memory,
-  but does not gather the weights a second time for the backward pass. *Offload* means `CPUOffloadPolicy`, which keeps
-  the sharded weights, gradients and optimizer state in the memory of the host.
+- **fully_shard**: FSDP2, a part of torch. The benchmark applies fully_shard to each block and to the whole model. The
+  stack reduces gradients over the ranks once in a step, with the last micro-batch. *Weights kept* is
+  `reshard_after_forward=False`: each rank keeps the weights that it gathered in the forward pass until the backward
+  pass. With *weights kept*, a rank needs more memory than without, but does not gather the weights a second time for
+  the backward pass. *Offload* means `CPUOffloadPolicy`, which keeps the sharded weights, gradients and optimizer state
+  in the memory of the host.
 - **DistributedDataParallel**: a part of torch that shards neither weights nor gradients nor optimizer state. So
   *DistributedDataParallel* is compared with the row *not sharded*, which is pseudoreal with `stateSharding: None`.
 - **DeepSpeed ZeRO-3**: DeepSpeed with its own AdamW and its default settings, except that clipping is off. With
   *offload*, parameters and optimizer state are on the host.
 
-A factor in round brackets is the time of the stack in this row, divided by the time of pseudoreal. If the factor is
-above 1, pseudoreal is faster. Stacks with offload are compared with the row *pseudoreal, host*. All other stacks that
-shard the state are compared with the row *pseudoreal, device*. On a CPU, device and host are the same memory. So the
-tables do not show how fast a stack copies data between a host and an accelerator."""
+A factor in round brackets is the time of the stack in this row, divided by the time of the row of pseudoreal with which
+this stack is compared. If the factor is above 1, pseudoreal is faster. Stacks with offload are compared with the row
+*pseudoreal, host*. All other stacks that shard the state are compared with the row *pseudoreal, device*. On a CPU,
+device and host are the same memory. So the tables do not show how fast a stack copies data between a host and an
+accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -159,7 +161,7 @@ def _noise(found: Timings) -> str:
     left_out = sum(not timing.is_quiet for timing in found.values())
     return (
         f"Noise: in half of the cells, the distance between the quartiles is at most {spreads[len(spreads) // 2]:.0%}"
-        f" of the median. In the worst cell, it is {spreads[-1]:.0%} of the median. {left_out} of"
+        f" of the median. In the worst cell, the distance is {spreads[-1]:.0%} of the median. {left_out} of"
         f" {len(found)} cells are not quiet, and no comparison uses these cells."
     )
 

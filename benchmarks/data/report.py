@@ -37,12 +37,13 @@ TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
 _CACHE: dict[Temperature, str] = {"warm": "a cached file", "cold": "an uncached file"}
 _TEXT = f"""The compared programs are called *stacks*. The stacks of a table take turns, and each turn runs in a fresh
-process. A cell shows the median of several values, with the quartiles in square brackets. In the tables of preparation
-and windows, there is one value for each turn. In the tables of the loss and of the Llama, there is one value for each
-timed pass or step of each turn. If the distance between the quartiles is more than {MOST_SPREAD:.0%} of the median,
-other programs disturbed the measurement. In this case, the cell shows "not quiet" and the distance as a share of the
-median, and no comparison uses the cell. A factor in round brackets is the speed of pseudoreal divided by the speed of
-the stack in this row. If the factor is above 1, pseudoreal is faster."""
+process. A cell shows the median of several values, with the quartiles in square brackets. In the tables of the sections
+on the preparation of text and on windows, each turn gives one value. In the tables of the sections on the loss and on
+the Llama, each timed pass or step of a turn gives one value. If the distance between the quartiles is more than
+{MOST_SPREAD:.0%} of the median, other programs disturbed the measurement. The cell of such a disturbed measurement
+shows "not quiet" and the distance between the quartiles as a share of the median, and no comparison uses this cell. A
+factor in round brackets is the speed of pseudoreal divided by the speed of the stack in this row. If the factor is
+above 1, pseudoreal is faster."""
 
 _AIMS = """This project has aims for the figures in the following table. The sections below the table explain these
 figures."""
@@ -210,9 +211,9 @@ The text is {amount:,.0f} MB of Python sources in {found.documents:,} documents,
 byte-level BPE of {found.vocabulary:,} tokens. The times in the table do not include the training of the tokenizer,
 which took {found.train_seconds:.1f} s. Each stack runs on one processor with one thread. The row *{OURS}* shows the
 command `pseudoreal data prepare`: the command reads, encodes, shuffles and writes the text, and computes digests. The
-time of this command includes the start of the process that encodes the text. The row *{ALONE}* shows the library that
-the command calls to encode text. Here, the benchmark calls the library for texts that are already in memory, and
-discards the tokens.
+measured time of `pseudoreal data prepare` includes the start of the process that encodes the text. The row *{ALONE}*
+shows the library that `pseudoreal data prepare` calls to encode text. For this row, the benchmark calls the library for
+texts that are already in memory, and discards the tokens.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -239,7 +240,7 @@ a warm turn, the file is in the page cache. Before a cold turn, the benchmark dr
 (`posix_fadvise`, DONTNEED). If the machine is virtual, the physical machine that runs it may still have the file in a
 cache. The versions of the compared packages are {versions}.
 
-- *{OURS}* reads the tokens of each window in one piece from the file, no matter where documents begin and end.
+- *{OURS}* reads each window as one range of bytes of the file, no matter where documents begin and end.
 - *{ORDERED}* also computes the random order of the windows during the turn. The stacks of all other rows get a list of
   the windows before the turn.
 - *{MEGATRON}* is Megatron's IndexedDataset, which maps the file into memory. In this row, documents have 1,000 tokens
@@ -258,9 +259,10 @@ A process imports everything that a rank imports. Then the process opens a data 
 token files), with {found.samples:.2e} samples of {found.sequence} tokens. The data set has
 {found.token_bytes / 1e12:.3g} TB in {found.files:,} shards, which are token files in this project's format. The shards
 are sparse files, so they take almost no room on the disk. A step has {found.batch:,} samples. The process reads the
-samples of the first {found.steps:,} steps of the first epoch, and then the samples of {found.steps:,} steps that begin
-with the last step of the first epoch. The resident memory of the process is {found.before_bytes / _MIB:,.0f} MiB after
-the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of {found.total_bytes / _MIB:,.0f} MiB."""
+samples of the first {found.steps:,} steps of the first epoch, and then the samples of another {found.steps:,} steps, of
+which the first is the last step of the first epoch. The resident memory of the process is
+{found.before_bytes / _MIB:,.0f} MiB after the imports, and grows by {found.grown_bytes / _MIB:.1f} MiB to a peak of
+{found.total_bytes / _MIB:,.0f} MiB."""
 
 
 def _losses(found: Losses) -> str:
@@ -298,13 +300,13 @@ def _training(found: Training) -> str:
     ]
     return f"""### A Llama beside `transformers`
 
-The model is {found.model}. It has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences} sequences of
-{found.sequence_length:,} tokens. Each stack trains in float32 with AdamW and clipping, on {found.threads} threads of
-one process. *{OURS}* is this project's trainer. The trainer reads token files that `pseudoreal data prepare` wrote, and
-writes its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop starts
-with the same weights as pseudoreal, and has all samples in memory. In {found.steps} steps the loss falls from
+The model is {found.model}. The model has {found.parameters / 1e6:.1f} M parameters. A step has {found.sequences}
+sequences of {found.sequence_length:,} tokens. Each stack trains in float32 with AdamW and clipping, on {found.threads}
+threads of one process. *{OURS}* is this project's trainer. The trainer reads token files that `pseudoreal data prepare`
+wrote, and writes its metrics as in a job. *{PLAIN}* is a plain training loop with the model of `transformers`. The loop
+starts with the same weights as pseudoreal, and has all samples in memory. In {found.steps} steps the loss falls from
 {found.first_loss:.4f} to {found.last_loss:.4f}. In each step, the losses of the two stacks differ by at most
-{found.apart:.1e} (relative); the benchmark fails if they differ by more than {TOLERANCE:g}. In the median turn,
+{found.apart:.1e} (relative); the benchmark fails if these losses differ by more than {TOLERANCE:g}. In the median turn,
 pseudoreal waited for data during {median(found.waited):.3%} of the time of its steps; in the worst turn, during
 {max(found.waited):.3%}. Both the time of waiting and the time of the steps include the first step of the turn.
 
@@ -343,8 +345,8 @@ def _noise(results: Results) -> str:
     left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
     return (
         f"Noise: in half of the cells, the distance between the quartiles is at most {median(spreads):.0%} of the"
-        f" median. In the worst cell, it is {spreads[-1]:.0%} of the median. {left_out} of {len(spreads)} cells are"
-        " not quiet, and no comparison uses these cells."
+        f" median. In the worst cell, the distance is {spreads[-1]:.0%} of the median. {left_out} of"
+        f" {len(spreads)} cells are not quiet, and no comparison uses these cells."
     )
 
 

@@ -62,10 +62,10 @@ def examined(path: Path) -> str:
 
 
 _DOCTOR = """\
-The [doctor](../gpus.md#try-a-machine-in-ten-minutes) made these checks of the machine. The finding of *driver* has the
-index of the GPU, its name, the version of the driver, the memory, and the generation and width of the PCIe link. The
-finding of *products* has the time of a product of matrices. The finding of *repeated steps* says how long steps take
-with deterministic kernels, compared with the same steps with the usual kernels."""
+The [doctor](../gpus.md#try-a-machine-in-ten-minutes) checked the machine on which the benchmark ran. The finding of
+*driver* has the index of the GPU, its name, the version of the driver, the memory, and the generation and width of the
+PCIe link. The finding of *products* has the time of a product of matrices. The finding of *repeated steps* says how
+long steps take with deterministic kernels, compared with the same steps with the usual kernels."""
 
 
 def section(path: Path = GPU) -> str:
@@ -86,16 +86,17 @@ in brackets.
 
 - *hidden*: the share of the time of copies between host and device during which kernels also run.
 - *device*: the peak of the memory that tensors take on the GPU. The brackets have the error of the forecast of this
-  peak, relative to the measured peak. *pinned*: the pinned host memory, which torch's allocator rounds up.
-- *forecast*: the milliseconds of a step that `pseudoreal plan` predicts from speeds measured in the same run. In
-  brackets is the error of this forecast, relative to the measured time.
+  peak, relative to the measured peak. *pinned*: the pinned host memory of the process; torch's allocator rounds the
+  size of each buffer up.
+- *forecast*: the predicted milliseconds of a step. `pseudoreal plan` predicts the time of a step from speeds that were
+  measured in the same run. In brackets is the error of this forecast, relative to the measured time.
 - *host*: the peak of the resident memory of the process. With *Speculative* (`clipping.updates: Speculative`), the
   process keeps a second copy of the state.
-- Gradients are clipped only if their norm is above 100, so few steps are clipped.
-- With the home `Host`, fully_shard offloads by `CPUOffloadPolicy` with pinned memory. With this offload, fully_shard
-  copies all weights to the device again for each micro-batch, so fully_shard is also timed with a single micro-batch.
-  With one rank, fully_shard copies on the CUDA stream of the passes, so almost no kernels run during these copies.
-  (With several ranks, fully_shard copies weights before the passes need them.)
+- Gradients are clipped only if their norm is above 100, so the gradients of few steps are clipped.
+- In rows with the home `Host`, fully_shard keeps the state in pinned host memory (`CPUOffloadPolicy`). With this
+  policy, fully_shard copies all weights to the device again for each micro-batch, so fully_shard is also timed with a
+  single micro-batch. With one rank, fully_shard copies on the CUDA stream of the passes, so almost no kernels run
+  during these copies. (With several ranks, fully_shard copies weights before the passes need them.)
 - DeepSpeed and plain torch were not timed. With the state on the device, plain torch may be faster than fully_shard.
 - The model *1B* has 1.0 billion parameters, and the model *4B* has 4.0 billion. The vocabulary has 256 tokens, so that
   the head takes little time. While CPU threads of the stacks wait, they sleep and do not spin

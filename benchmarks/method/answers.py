@@ -7,65 +7,68 @@ from benchmarks.method.tables import joined, named, number, spans, table
 
 _WORDS = """\
 The *speed-up per token* is computed like the speed-up in seconds, but with numbers of tokens in place of seconds. Both
-speed-ups are computed for each seed. The tables have the mean over the seeds, with its 95 % interval in brackets.
+speed-ups are computed for each seed. The tables have the mean of each speed-up over the seeds, with the 95 % interval
+of this mean in brackets.
 
-The sign † marks an arm that ends with a higher loss than unshared training, on average over the seeds. For a seed with
-which the arm ends with a higher loss than unshared training, the speed-up compares the seconds or tokens that the arm
-and unshared training need to reach the final loss of the arm. (For all other seeds, the speed-up compares the seconds
-or tokens that the arm and unshared training need to reach the final loss of unshared training.) So a speed-up with †
-does not say when, or whether, the arm reaches the final loss of unshared training.
+The sign † marks an arm that ends with a higher loss than unshared training, on average over the seeds. For each seed,
+the speed-up compares the seconds or tokens that the arm and unshared training need to reach one loss. If the arm ends
+with a higher loss than unshared training, this loss is the final loss of the arm; otherwise, this loss is the final
+loss of unshared training. So a speed-up with † does not say when, or whether, the arm reaches the final loss of
+unshared training.
 
 The *state* of the layers is their weights and the moments of the optimizer. If the state is not kept on the device, a
-step moves the bytes of the state through the device while it computes. So the *cost* of a step is the time in which the
-step computes, or the time in which the bytes of the state are moved, whichever is longer. The *cost ratio* is the cost
-of a real step divided by the cost of a pseudo step that does not wait for bytes. The cost ratio is 1 if a real step
-does not wait for bytes, either. The cost ratio is above 1 if a real step waits for bytes.
+step moves the bytes of the state through the device while the step computes. So the *cost* of a step is the time in
+which the step computes, or the time in which the bytes of the state are moved, whichever is longer. The *cost ratio* is
+the cost of a real step divided by the cost of a pseudo step that does not wait for bytes. If a real step does not wait
+for bytes either, the cost ratio is 1. If a real step waits for bytes, the cost ratio is above 1.
 
-Arms are compared with unshared training seed by seed. A *verdict* compares the interval of an arm's speed-up with 1,
-which is the speed-up of unshared training, and with the mean speed-ups of the controls. At a cost ratio, the verdict is
-"yes" if the interval of the speed-up in seconds lies above 1, above the mean speed-up of each arm shared throughout,
-and above the mean speed-up of each grown arm. The verdict is "no" if the interval of the speed-up in seconds lies below
-1 or below the mean speed-up of a control. Otherwise, the verdict is "open". An arm that is itself a control is compared
-with 1 and with all other controls.
+For each seed, an arm is compared with the unshared training that has the same seed. The *verdict* at a cost ratio
+compares the interval of the arm's speed-up in seconds with 1, which is the speed-up of unshared training, and with the
+mean speed-ups of the controls. The verdict is "yes" if the interval of the speed-up in seconds lies above 1, above the
+mean speed-up of each arm shared throughout, and above the mean speed-up of each grown arm. The verdict is "no" if the
+interval of the speed-up in seconds lies below 1 or below the mean speed-up of a control. Otherwise, the verdict is
+"open". An arm that is itself a control is compared with 1 and with all other controls.
 
 The *verdict per token* compares the interval of the speed-up per token with 1 alone. An open verdict per token is
 called "level" if the final losses of the arm and of unshared training differ by less than 0.01 nats on average over the
 seeds. In the following tables, the *loss difference* is the final loss of the arm minus the final loss of unshared
-training, as the mean over the seeds. The last two columns have the cost ratios at which the verdict on the speed-up in
-seconds is "yes" or "no"."""
+training, as the mean over the seeds. The last two columns of each table have the cost ratios at which the verdict on
+the speed-up in seconds is "yes" or "no"."""
 _NONE = "**Open: no arm and unshared training are trained with a seed in common yet.**"
 _RATIOS = (1, 4)
 """Cost ratios of the first sentences: where nothing waits for bytes, and where experts of M6-10T do (`marks`)."""
 _SPOKEN: tuple[Kind, ...] = ("delinked", "grown", "shared throughout")
 _ARMS = """\
-In *pseudo-to-real training*, layers share weights at first, and own their weights later ([Concepts](concepts.md)).
-Trials answer on this page whether pseudo-to-real training is faster than other ways to train a model. The study *dense*
-trains models without experts, and the study *experts* trains models with experts. The trials compare *arms*, which are
-ways to train a model:
+In *pseudo-to-real training*, layers share weights at first, and own their weights later ([Concepts](concepts.md)). The
+trials on this page show whether pseudo-to-real training is faster than other ways to train a model. The trials form two
+studies: the study *dense* trains models without experts, and the study *experts* trains models with experts. An *arm*
+is a way to train a model. The trials compare these arms:
 
 - *Unshared training*: each layer has its own weights from the first step to the last.
 - *Delinked* arms: at first, layers share weights (whole blocks, or only the experts). Later, a *delink* gives the
   layers their own copies of the shared weights.
-- *Grown* arms start with fewer layers than the other arms. Later, a *growth* adds the missing layers.
-- *Upcycled* arms start with fewer experts in a layer than the other arms. Later, a growth adds the missing experts.
+- *Grown* arms: at first, the model has fewer layers than the models of the other arms. Later, a *growth* adds the
+  missing layers.
+- *Upcycled* arms: at first, each layer has fewer experts than the layers of the other arms. Later, a growth adds the
+  missing experts.
 - Arms *shared throughout*: layers share weights from the first step to the last.
 - The arm *small model* trains a model with a smaller hidden size than the models of all other arms.
 
-Delinked arms pay if they are faster than unshared training and also faster than the *controls*, which are the grown
-arms, the arms shared throughout, and the small model. The *speed-up in seconds* of an arm is a ratio: the seconds of
-the whole unshared training, divided by the seconds after which the arm reaches the final loss of unshared training. If
-the speed-up is above 1, the arm is faster than unshared training. The speed-up depends on the machine, because on some
-machines steps wait while weights are moved between memories. So the tables compare arms at several *cost ratios*. The
-cost ratio of a machine says how many times as long a *real step*, in which layers share nothing, takes as a *pseudo
-step*, in which layers share weights. The exact definition of the cost ratio is below the first table. The answers
-are:"""
+A delinked arm pays if it is faster than unshared training and also faster than the *controls*. The controls are the
+grown arms, the arms shared throughout, and the small model. The *speed-up in seconds* of an arm is a ratio: the seconds
+of the whole unshared training, divided by the seconds after which the arm reaches the final loss of unshared training.
+If the speed-up in seconds is above 1, the arm is faster than unshared training. The speed-up in seconds depends on the
+machine, because on some machines a step waits while weights are moved between memories. So the tables compare arms at
+several *cost ratios*. In a *real step* layers share nothing, and in a *pseudo step* layers share weights. The cost
+ratio of a machine is the time of a real step, divided by the time of a pseudo step. The exact definition of the cost
+ratio is below the first table. The answers are:"""
 _FASTEST = """\
 The following table has the speed-up in seconds of the fastest delinked arm, of the fastest grown arm, and of the
 fastest arm shared throughout, at two cost ratios. In the name of an arm, a percentage says after which share of the
 tokens the delink or the growth takes place. *4 blocks* in a name means that the layers share 4 blocks: until the delink
-if the arm has a delink, and otherwise to the end. If the name of an arm that shares weights has no such number, all
-layers share one block, or one set of experts. The arm *1, 4, 12 blocks* has two delinks: to 4 blocks at 10 %, and to 12
-blocks at 30 %. The sign † is explained below the table."""
+if the arm has a delink, and otherwise to the end. If the name of an arm that shares weights has no number of blocks,
+all layers share one block, or one set of experts. The arm *1, 4, 12 blocks* has two delinks: to 4 blocks at 10 % of the
+tokens, and to 12 blocks at 30 % of the tokens. The sign † is explained below the table."""
 _KINDS = ("study", "cost ratio", *_SPOKEN)
 _HEAD = (
     *("arm", "seeds", "speed-up per token", "verdict per token", "loss difference, nats"),
@@ -126,9 +129,9 @@ def _certainty(leading: Sequence[Comparison]) -> str:
     planned = max(len(scale.sizes[one.study]) for one in leading)
     seeds = sorted({len(trial.paired) for one in leading for trial in one.trials})
     return (
-        f"**How sure are the answers?** The plan has models of {planned} sizes, but each answer comes from models of"
-        f" one size, with at most {max(one.parameters for one in leading):,} parameters. All models train on the same"
-        " text, and each arm is trained with"
+        f"**How sure are the answers?** The [plan](method-plan.md) has models of {planned} sizes, but each answer comes"
+        f" from models of one size, with at most {max(one.parameters for one in leading):,} parameters. All models"
+        " train on the same text, and each arm is trained with"
         f" {' to '.join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))} seeds. Seconds are computed from"
         f" operations and bytes, not measured. The verdicts on {arms} arms come from 95 % intervals, without a"
         " correction for multiple comparisons. So about one verdict in twenty may be wrong by chance."

@@ -34,47 +34,48 @@ CHANGES = Path(__file__).with_name("changes.md")
 _READING = """\
 The picture has a panel for each study. Each line shows the speed-up in seconds of an arm, with its 95 % interval as a
 band. An arm with one seed has no band. A line is dashed if the arm ends with a higher loss than unshared training (†),
-or if only a bound of its speed-up is known. The line of an arm that shares weights rises over the cost ratios at which
-real steps wait for bytes and pseudo steps do not. The line stops rising at the cost ratio at which moving the bytes of
-a pseudo step takes as long as the computing of this step. At higher cost ratios, pseudo steps wait for bytes, too. From
-there on, a higher cost ratio makes real and pseudo steps slower by the same factor, so the speed-up does not change.
+or if only a bound of the speed-up of the arm is known. In the range of cost ratios in which real steps wait for bytes
+and pseudo steps do not, the line of an arm that shares weights rises. The line stops rising at the cost ratio at which
+moving the bytes of a pseudo step takes as long as the computing of this step. Above this cost ratio, pseudo steps wait
+for bytes, too: a still higher cost ratio makes real and pseudo steps slower by the same factor, so the line stays
+level.
 
 This page states the cost of a step as a share of the cost of a step of unshared training. This share of the cost is the
 larger of two numbers. The first number is the share of operations, divided by the cost ratio. (The share of operations
 is the number of operations of the step, divided by the number of operations of a step of unshared training.) The second
 number is the share of bytes: the number of bytes of the state, divided by the number of bytes of the state in unshared
-training. Both shares count the layers alone, without embedding and head. But embedding and head take time, too, so a
-phase with few layers saves less time than the share of operations suggests. For instance, for the job of 124 M
-parameters in the table below, the planner predicts that a step with 4 of 12 layers takes 0.67 times as long as a real
-step. The share of operations of this step is 0.33.
+training. The share of operations and the share of bytes count the layers alone, without embedding and head. But
+embedding and head take time, too, so a phase with few layers saves less time than the share of operations suggests. For
+instance, for the job of 124 M parameters in the table below, the planner predicts that a step with 4 of 12 layers takes
+0.67 times as long as a real step. The share of operations of this step is 0.33.
 
 The dotted vertical lines of the picture are *marks*. Each mark stands at the cost ratio of one job on one machine. For
 a mark, the cost ratio is the seconds of a step of the job's last phase, divided by the seconds of a step of the job's
 first phase. If the phases of the job have different layouts, this cost ratio shows the effect of sharing and of the
 layouts together. A mark with a cost ratio below 1 is in the following table, but not in the picture."""
 _SETTING = """\
-- The seconds in speed-ups are not measured. They are computed from operations, bytes and a cost ratio, which stands for
-  the speeds of a machine.
+- The seconds in speed-ups are not measured. These seconds are computed from operations, bytes and a cost ratio, which
+  stands for the speeds of a machine.
 - The measured seconds of the trials are not compared, because other programs ran on the machine at the same time.
 - The memory that the arms need is not compared, because the models are too small to show differences between the arms.
-- The value of `delink.optimizerState` decides which optimizer's moments the copies of a block get. The trials compare
-  these values on no more than one arm of each study. They do not try the trigger `until.gradientCorrelation`, or a
-  state on disk. Smaller [earlier trials](method-earlier.md) compare these values for other arms, and try this trigger
-  and a state on disk."""
+- The value of `delink.optimizerState` decides which optimizer moments the copies of a block get. The trials compare the
+  values of `delink.optimizerState` on no more than one arm of each study. The trials do not try the trigger
+  `until.gradientCorrelation`, or a state on disk. Smaller [earlier trials](method-earlier.md) compare the values of
+  `delink.optimizerState` for other arms, and try `until.gradientCorrelation` and a state on disk."""
 _RATES = """\
 Separate trainings chose the peak learning rate of each arm. The separate trainings have another seed than the trainings
 of the compared arms, and read other documents. The table has the validation losses of the separate trainings. First,
-separate trainings with half of the full budget compare several rates. Then separate trainings with the full budget
-compare the best of these rates with lower rates. The rate with the lowest loss at the full budget is chosen; this loss
-is bold.
+separate trainings with half of the full budget (half as many tokens as the longest trainings) compare several rates.
+Then separate trainings with the full budget compare the best of these rates with lower rates. The rate with the lowest
+loss at the full budget is chosen; this loss is bold.
 
-Some arms are not in the table, because they take the rate of another arm. An arm that is delinked at 10 % or 50 % takes
-the rate of the arm that shares the same weights and is delinked at 30 %. *1, 4, 12 blocks* takes the rate of *4 blocks,
-delinked at 30 %*."""
+Some arms are not in the table, because these arms take the peak learning rate of another arm. An arm that is delinked
+at 10 % or 50 % takes the rate of the arm that shares the same weights and is delinked at 30 %. *1, 4, 12 blocks* takes
+the rate of *4 blocks, delinked at 30 %*."""
 _REMEDIES = """\
-The literature names changes of the first phase, and of the transition to the next phase, that may lower the final loss.
-The trials tried each change on one arm of each study, the *base* of the change. Each change was planned with three
-seeds. Some changes need an explanation:
+Publications propose changes of the first phase, and of the transition to the next phase, that may lower the final loss
+of a delinked arm. In each study, all changes were tried on one delinked arm, the *base* of the changes. Each change was
+planned with three seeds. Some changes need an explanation:
 
 - *Rates of each phase, warmed up again*: the first phase has the peak learning rate of the arm that is shared
   throughout. The second phase has the peak learning rate of unshared training. At the start of the second phase, the
@@ -85,27 +86,28 @@ seeds. Some changes need an explanation:
 - *Middle half shared*: in the first phase, the middle half of the layers share one block, and each of the other layers
   has its own block.
 - *All but norms shared*, *blocks but routers and norms*: in the first phase, all layers share one block, but each layer
-  has its own norms, and its own router if it has experts.
+  has its own norms, and its own router if the layer has experts.
 
 A job cannot share weights as in the last two items of the list. So a plain PyTorch loop trains the arms of these two
 items (`benchmarks/method/plain.py`)."""
 _MEMORY = """\
 In the tables, a loss is the mean over the seeds of an arm. The arms have different numbers of seeds, so do not compare
-two arms by their losses. Use the columns of differences, which compare each arm with unshared training. A *difference
-at equal tokens* is the final loss of an arm minus the final loss of unshared training with the same seed, as the mean
-over the seeds. A difference *at equal operations* is the final loss of the arm minus the loss that unshared training
-has after as many operations as the whole training of the arm. Differences *at equal bytes* and *at equal seconds* are
-computed in the same way, with bytes and seconds in place of operations. Arms have different costs, so the columns *at
-equal operations*, *at equal bytes* and *at equal seconds* compare each arm with unshared training at a different number
-of tokens. So compare a cell of these three columns only with 0, and not with the cell of another arm. In a column of
-losses, a dash means that the arm was not trained with this budget. In a column of differences, a dash means that the
-whole training of the arm costs less than unshared training with its smallest budget.
+two arms by their losses. Use the columns of differences, which compare each arm with unshared training with the same
+seeds. A *difference at equal tokens* is the final loss of an arm minus the final loss of unshared training with the
+same seed, as the mean over the seeds. A difference *at equal operations* is the final loss of the arm minus the loss
+that unshared training has after as many operations as the whole training of the arm takes. Differences *at equal bytes*
+and *at equal seconds* are computed in the same way, with bytes and seconds in place of operations. Arms have different
+costs, so the columns *at equal operations*, *at equal bytes* and *at equal seconds* compare each arm with unshared
+training at a different number of tokens. So compare a cell of these three columns only with 0, and not with the cell of
+another arm. In a column of losses, a dash means that the arm was not trained with the budget of this column. In a
+column of differences, a dash means that the whole training of the arm costs less than unshared training with its
+smallest budget.
 
 A *stage* is a phase of an arm. A *share* is a number of operations or bytes, divided by the number of operations or
 bytes of unshared training. A share counts the layers alone, without embedding and head. The state of a layer is its
 float32 master weights and the two moments of AdamW. *Memory* is how much the memory of the process grows in the last
-stage of an arm. The tables do not have the memory of the first stage of a delinked arm. This memory is as large as the
-memory of the arm that is shared throughout."""
+stage of an arm. The tables do not have the memory of the first stage of a delinked arm. In its first stage, a delinked
+arm takes as much memory as the arm that shares the same weights throughout."""
 
 
 def write_report(results: Sequence[Result], report: Path = REPORT, evidence: Path = EVIDENCE) -> None:
@@ -177,12 +179,12 @@ def _limits(results: Sequence[Result], scale: Scale) -> Iterator[str]:
         windows = sorted({(r.budget, r.validation_tokens) for r in compared})
         shown = [f"{tokens:,} tokens at {percent(budget)} of the full budget" for budget, tokens in windows]
         yield (
-            f"- Without the embedding, the models have at most {largest:,} parameters. They train on at most"
+            f"- Without the embedding, the models have at most {largest:,} parameters. The models train on at most"
             f" {most:,} tokens."
         )
         same = len({tokens for _, tokens in windows}) == 1
         over = f"{windows[0][1]:,} tokens at each budget" if same else joined(shown)
-        yield f"- A validation loss is a mean over tokens of validation text: over {over}."
+        yield f"- A validation loss is the mean loss over tokens of the validation text: {over}."
         if len({tokens for _, tokens in windows}) > 1:
             yield (
                 "- Losses at two budgets are measured on different parts of the validation text; at one budget, all"

@@ -170,18 +170,26 @@ def _of_remedies(found: Sequence[Remedy]) -> str:
     behind = [name for name, one in differences.items() if one and one.low is not None and one.low > 0]
     ahead = [name for name, one in differences.items() if one and one.high is not None and one.high < 0]
     single = [one.trial.arm.name for one in found if len(one.trial.curves) == 1]
+
     alone = f"\n- Arms with one seed, whose differences have no interval: {named(single)}." if single else ""
     return (
         "The following table has the final loss of each changed arm. For each changed arm, the table also has two"
         " differences with their 95 % intervals: the final loss of the changed arm minus the final loss of its base,"
         " and the final loss of the changed arm minus the final loss of unshared training with as many tokens. A"
         " difference is decided if its interval does not contain zero. The decided differences are:\n\n"
-        f"- Arms with a lower loss than their base: {named(better)}.\n"
-        f"- Arms with a higher loss than their base: {named(worse)}.\n"
-        f"- Arms with a lower loss than unshared training: {named(ahead)}.\n"
-        f"- Arms with a higher loss than unshared training: {named(behind)}.{alone}\n\n"
+        f"- {_decided(better, 'a lower loss than its base')}.\n"
+        f"- {_decided(worse, 'a higher loss than its base')}.\n"
+        f"- {_decided(ahead, 'a lower loss than unshared training')}.\n"
+        f"- {_decided(behind, 'a higher loss than unshared training')}.{alone}\n\n"
         "All other differences of the table are undecided. The intervals are wide, because each arm has few seeds."
     )
+
+
+def _decided(names: Sequence[str], comparison: str) -> str:
+    """Return a sentence on the arms with a decided difference. Its number says where a name with commas ends."""
+    if not names:
+        return f"No arm has {comparison}"
+    return f"{len(names)} {'arm has' if len(names) == 1 else 'arms have'} {comparison}: {named(names)}"
 
 
 def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
@@ -229,10 +237,10 @@ def fit(found: Fit | str, trials: Sequence[Trial]) -> str:
     note = (
         f"The table below is for models of {own.parameters:,} parameters whose layers share one block before the"
         " delink. A percentage says after which share of the tokens the model is delinked; 0 % means unshared training."
-        " The best delink is the delink with the highest speed-up in seconds. By the law, the speed-up was computed for"
-        ' delinks at each whole percentage from 0 to 99 %. So a best delink at 99 % means "as late as possible". The'
-        f" measured speed-ups come from trials with delinks at {tried}: the tokens of these trials are measured, the"
-        " seconds are computed."
+        " The best delink is the delink with the highest speed-up in seconds. The speed-up by the law was computed for"
+        ' a delink at each whole percentage from 0 to 99 %. So a best delink at 99 % means "as late as possible". The'
+        f" measured speed-ups come from trials with delinks at {tried}: the numbers of tokens are measured, and the"
+        " seconds are computed from these numbers."
     )
     return f"{text}\n\n{note}\n\n{table(head, rows)}"
 

@@ -10,19 +10,20 @@ from benchmarks.results import RESULTS
 
 LIVES = RESULTS / "moe.jsonl"
 TITLE = "## Losses at equal tokens"
-_TEXT = f"""Models of 8 layers of hidden size 64 train on the King James Bible, in float32 on one thread of a CPU. They
-train for {ex.STEPS} steps; a step has {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation loss
-over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. A loss in the tables is the mean over {len(ex.SEEDS)} seeds;
-the brackets have the lowest and the highest loss among these seeds. *Dense* is a model without experts. With *top k*,
-the router chooses the k experts of a token from all experts of the layer. With *k prototypes* (M6-T), the experts are
-divided into k groups, and the router chooses one expert of each group. In all models, the feed-forward matrices through
-which a token passes in one layer have the same total size. In models with experts, the matrices of all experts of a
-layer together have eight times the size of the matrices through which a token passes. The second table compares ways to
-share weights. *Shared experts* means that all layers use the same experts; *shared blocks* means that all layers use
-the same block. *Then real* means that each layer has weights of its own after the first {ex.PSEUDO_STEPS} steps. For
-the column *time of a step*, the benchmark takes the median time over the steps of the last phase, and averages this
-median over the seeds. The column has the average of the row, divided by the average of the first row of the table.
-Losses of models this small, trained on so few tokens, do not predict the losses of large models."""
+_TEXT = f"""Models of 8 layers of hidden size 64 train on the King James Bible, in float32 on one thread of a CPU. Each
+model trains for {ex.STEPS} steps; a step has {ex.SEQUENCES} sequences of {ex.LENGTH} bytes. The loss is the validation
+loss over {ex.VALIDATION_SEQUENCES} sequences, in nats per byte. A loss in the tables is the mean over {len(ex.SEEDS)}
+seeds; the brackets have the lowest and the highest loss among these seeds. *Dense* is a model without experts. With
+*top k*, the router chooses the k experts of a token from all experts of the layer. With *k prototypes* (M6-T), the
+experts of a layer are divided into k groups, and the router chooses one expert of each group. In all models, the
+feed-forward matrices through which a token passes in one layer have the same total size. In models with experts, the
+matrices of all experts of a layer together have eight times the size of the matrices through which a token passes in
+this layer. The second table compares ways to share weights. *Shared experts* means that all layers use the same
+experts; *shared blocks* means that all layers use the same block. *Then real* means that each layer has weights of its
+own after the first {ex.PSEUDO_STEPS} steps. For the column *time of a step*, the benchmark takes the median time over
+the steps of the last phase, and averages this median over the seeds. The column has the average of the row, divided by
+the average of the first row of the table. Losses of models this small, trained on so few tokens, do not predict the
+losses of large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:

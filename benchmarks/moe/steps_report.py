@@ -24,11 +24,11 @@ _PARTS = {
     "grouped": "grouped products",
 }
 """Part of the results -> its words in the section."""
-_TEXT = """In each part of this section, the compared programs (*stacks*), models or kinds of routing take turns. So if
-other programs ran on the machine, they slowed all compared steps by about the same factor. Therefore quote the ratios,
-not the seconds. *Processor* is processor time: the time during which threads of the process ran on a core. The time in
-which a thread waits for a core does not count. So other programs can lengthen the processor time only by competing for
-the caches and the memory."""
+_TEXT = """In each part of this section, the compared programs (*stacks*), models or kinds of routing take turns. So
+other programs on the machine slowed all compared steps by about the same factor. Therefore quote the ratios, not the
+seconds. *Processor* is processor time: the time during which threads of the process ran on a core. The time in which a
+thread waits for a core is not part of the processor time. So other programs can lengthen the processor time only by
+competing for the caches and the memory."""
 
 
 def section(results: Results, images: Path = IMAGES) -> str:
@@ -79,8 +79,8 @@ def _measured(results: Results) -> str:
     machine = results.machine
     parts = [f"- {_PARTS[name]}: {stamp.date}, commit {stamp.commit}" for name, stamp in results.measured.items()]
     return (
-        f"The machine has {machine.hardware}, and torch {machine.versions['torch']}. The list says when, and at which"
-        " commit, each part of this section was measured:\n\n"
+        f"The step times were measured with torch {machine.versions['torch']}, on a machine with {machine.hardware}."
+        " The list says when, and at which commit, each part of this section was measured:\n\n"
     ) + "\n".join(parts)
 
 
@@ -99,17 +99,17 @@ def _beside(found: Beside) -> list[str]:
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
 The model has {cases.LAYERS} layers of hidden size {cases.HIDDEN} and runs on {cases.RANKS} ranks. Each rank has one
-thread, and the ranks communicate by gloo over loopback. Each rank has half of all experts. Each token goes to
-{cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}. An expert accepts all tokens that are routed to it. A step
-has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers of
-experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
-batches with AdamW, and keep activations. In each step, the losses of any two stacks differ by at most {apart}
-(relative). The benchmark fails if these losses differ by more than {most}. n is the number of micro-batches in a step.
-Each stack runs in {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is the time of the stack in
-this row, divided by the time of pseudoreal. If the factor is above 1, pseudoreal is faster. DeepSpeed runs with ZeRO-2,
-which shards gradients and optimizer state, so DeepSpeed is compared with the row *pseudoreal, gradients sharded*.
-torchtitan runs with fully_shard, which also shards the weights, so torchtitan is compared with the row *pseudoreal,
-fully sharded*. Versions: {versions}.
+thread, and the ranks communicate by gloo over loopback. Each rank has half of the experts of each layer. Each token
+goes to {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}. An expert accepts all tokens that are routed to
+it. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. The models of the stacks differ only in their layers
+of experts; attention and all other modules are pseudoreal's. All stacks start with the same weights, train on the same
+batches with AdamW, and keep all activations for the backward pass. In each step, the losses of any two stacks differ by
+at most {apart} (relative). The benchmark fails if these losses differ by more than {most}. n is the number of
+micro-batches in a step. Each stack runs in {cases.ROUNDS} rounds of {cases.TIMED} timed steps. A factor in brackets is
+the time of the stack in this row, divided by the time in the row of pseudoreal with which this stack is compared. If
+the factor is above 1, pseudoreal is faster. DeepSpeed runs with ZeRO-2, which shards gradients and optimizer state, so
+DeepSpeed is compared with the row *pseudoreal, gradients sharded*. torchtitan runs with fully_shard, which also shards
+the weights, so torchtitan is compared with the row *pseudoreal, fully sharded*. Versions: {versions}.
 
 torchtitan's experts always compute in bfloat16, so torchtitan is only in the table of bfloat16. The benchmark uses
 torchtitan's layer of experts, but not torchtitan's trainer. In bfloat16 on a CPU, torch computes matrix products with
@@ -168,16 +168,16 @@ One rank trains models that differ only in the number of experts of a layer. All
 layers of hidden size {growth.HIDDEN}. They train in float32, with one micro-batch in a step, and blocks are recomputed
 in the backward pass. In all models, each token goes to {growth.PER_TOKEN} experts of size {growth.EXPERT_SIZE}. So the
 matrix products take the same number of operations in all models, except for the router's product. One process has an
-engine for each model, and the engines take turns. A turn is a step with all of its updates. For each turn, the time of
-the model of the column is divided by the time of the model with {growth.COUNTS[0]} experts; the table shows the median
-of this ratio over {growth.TURNS} turns. Bold text in the first column names the home of the state and the number of
-tokens in a step. A model has the same losses, bit for bit, with all homes. On this machine, device and host are the
-same memory.
+engine for each model, and the engines take turns. In its turn, an engine runs one step with all updates of this step.
+For each turn, the time of a step of the model of the column is divided by the time of a step of the model with
+{growth.COUNTS[0]} experts; the table shows the median of this ratio over {growth.TURNS} turns. Bold text in the first
+column names the home of the state and the number of tokens in a step. A model has the same losses, bit for bit, with
+all homes. On this machine, device and host are the same memory.
 
 *Passes* is the processor time of the thread that computes the forward and backward passes. *Others* is the processor
-time of all other threads. These threads reduce gradients, update weights, copy units, and read and write the disk. If a
-second core is free, the other threads run at the same time as the passes. *Passes* and *others* are seconds per step,
-without the time in which threads wait for the disk."""
+time of all other threads of the process. The other threads reduce gradients, update weights, copy units, and read and
+write the disk. If a second core is free, the other threads run at the same time as the passes. *Passes* and *others*
+are seconds per step, without the time in which threads wait for the disk."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -207,20 +207,20 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
 
 
 _FLAT = f"""\
-For each home and number of tokens, the list has two numbers of experts. Up to the first number, a step takes at most
-{growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts. Up to the second number, the passes alone take at
-most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts:"""
+For each home of the state and each number of tokens, the following list has two numbers of experts. Up to the first
+number, a step takes at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts. Up to the second number,
+the passes alone take at most {growth.MOST - 1:.0%} longer than with {growth.COUNTS[0]} experts:"""
 _WHY = """\
-In the table, all steps with more experts than the first number take more than 15% longer than the step with 16 experts.
-With the state on device or host, most of the additional time is time of the passes. With the state on disk, the other
-threads and the disk itself add about as much time as the passes. The optimizer updates all experts in every step, so
-the time of the updates grows with the number of experts, but not with the number of tokens. The passes compute a
-separate matrix product for each expert. With 1,024 experts in place of 16, each of these products has one 64th of the
+In the table, all steps with more experts than the first number of the list take more than 15% longer than the step with
+16 experts. With the state on device or host, most of the additional time is time of the passes. With the state on disk,
+the other threads and the disk itself add about as much time as the passes. The optimizer updates all experts in every
+step, so the time of the updates grows with the number of experts, but not with the number of tokens. The passes compute
+a separate matrix product for each expert. With 1,024 experts in place of 16, each of these products has one 64th of the
 rows, but the same fixed costs. Each step also writes gradients for all experts. A profile (a list of the times of
 operations) of one layer with 8,192 tokens was made before the weights of experts were stacked in one tensor. In this
-profile, the products of all experts took 0.33 s with 1,024 experts, and 0.20 s with 16 experts. The router's softmax
-and choice of experts together took 0.05 s, and take longer with more experts. With more tokens in a micro-batch, the
-additional costs of many experts become a smaller part of a step."""
+profile, the products of all experts took 0.33 s with 1,024 experts, and 0.20 s with 16 experts. In the same profile,
+the router's softmax and choice of experts together took 0.05 s; this time grows with the number of experts. With more
+tokens in a micro-batch, the additional costs of many experts become a smaller part of a step."""
 
 
 # Section: routing.
@@ -231,12 +231,12 @@ def _routing(found: dict[str, list[Taken]]) -> list[str]:
 
 The model has {routing.LAYERS} layers of hidden size {routing.HIDDEN} with {routing.EXPERTS} experts each, and trains on
 one rank in float32. The feed-forward sizes of the k experts of a token add up to {routing.ROWS:,}. With prototypes, an
-expert accepts at most {routing.CAPACITY} times its even share of the tokens of a sequence, and rejects the other
+expert accepts at most {routing.CAPACITY} times the even share of the tokens of a sequence, and rejects the other
 tokens. (The even share is the number of tokens of the sequence, divided by the number of experts of a group.) With top
 k, no token is rejected. *Rows* is the mean number of rows that the experts of a layer compute for a token: one row for
 each expert that accepts the token. A ratio is the time with top k divided by the time with prototypes. If a ratio is
-above 1, prototypes are faster. In the column *… for each row*, the time of the passes with each routing is first
-divided by the rows of this routing."""
+above 1, prototypes are faster. For the column *… for each row*, the time of the passes is divided by the number in the
+column *rows*, with top k and with prototypes; the column has the ratio of the two quotients."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s"]
     header += ["ratio of the passes", "… for each row", "ratio of the step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
@@ -264,13 +264,13 @@ def _grouped(found: Sequence[Product]) -> list[str]:
 Each of {products.ROWS:,} rows of {products.INPUTS} elements belongs to one expert, and is multiplied by the matrix of
 this expert, which has {products.OUTPUTS} by {products.INPUTS} elements. One thread computes the forward and the
 backward pass of all these products. Figures are processor milliseconds, medians of {products.TURNS} turns; in brackets
-is the figure divided by the figure of the loop. *Loop* computes the products of the experts one after the other.
-*Grouped* computes the products of all experts by one call of `torch.nn.functional.grouped_mm`. If this call raises an
-error for a type of number, the table has the message of the error. The benchmark fails unless the results of the loop
-and of the grouped product have the same bits. *Loop, new* is the first run of the loop after the numbers of rows of the
-experts have changed. pseudoreal's engine uses the grouped product if three conditions hold: torch has a grouped product
-for this type of number, the experts have no biases, and each row of the matrices has a multiple of 16 bytes. Otherwise,
-the engine uses the loop."""
+is the figure divided by the figure in the column *loop*. *Loop* computes the products of the experts one after the
+other. *Grouped* computes the products of all experts by one call of `torch.nn.functional.grouped_mm`. If this call
+raises an error for a type of number, the table has the message of the error. The benchmark fails unless the results of
+the loop and of the grouped product have the same bits. *Loop, new* is the first run of the loop after the numbers of
+rows of the experts have changed. pseudoreal's engine uses the grouped product if three conditions hold: torch has a
+grouped product for this type of number, the experts have no biases, and the number of bytes of each row of the matrices
+is a multiple of 16. Otherwise, the engine uses the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

@@ -23,12 +23,14 @@ from torch import Tensor
 from benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch, Stack, Work
 
 
-def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
-    """Return the stack with this home of the state."""
+def at(home: Home, window: int = 2, sharding: StateSharding = "Full", *, cuts_matrices: bool = False) -> Stack:
+    """Return the stack with this home of the state. `cuts_matrices`: all ranks are tensor ranks."""
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
             layout = replace(layout_of(work, world, home, window), sharding=sharding)
+            if cuts_matrices:
+                layout = replace(layout, tensor_ranks=world, vocabulary=work.model.vocabulary_size)
             engine = make_engine(work, Ranks(rank, world, work.batches.device), layout, Path(folder))
             for step in range(len(work.batches)):
                 # All ranks know the whole batch's loss, and the caller's mean over the ranks leaves it unchanged.
@@ -41,7 +43,7 @@ def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
 def train_step(engine: Engine, work: Work, step: int) -> float:
     """Train one step; return its loss in nats per token."""
     groups, sequences = engine.groups, work.batches[step]
-    batch = Batch(work.micro_batches_of(sequences, groups.data_rank, groups.layout.data))
+    batch = Batch(work.micro_batches_of(sequences, groups.sequence_group, groups.layout.mesh.sequence_groups))
     tokens = sequences[:, 1:].numel()
     return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
 
@@ -92,7 +94,7 @@ def make_engine(
         products=products,
     )
     engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
-    for index, unit in enumerate(units):
+    for index, unit in enumerate(engine.units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
         if engine.state.has(index):
             engine.state.put(index, UnitState.fresh(weights, engine.state.shard_range(index)))

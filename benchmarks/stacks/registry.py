@@ -1,6 +1,6 @@
 """All stacks by name."""
 
-from benchmarks.stacks import data_parallel, deepspeed_zero3, fully_shard, ours
+from benchmarks.stacks import data_parallel, deepspeed_zero3, fully_shard, ours, tensor_parallel
 from benchmarks.work import Stack
 
 STACKS: dict[str, Stack] = {
@@ -14,4 +14,9 @@ STACKS: dict[str, Stack] = {
     "fully_shard + offload": fully_shard.offloaded,
     "DeepSpeed ZeRO-3": deepspeed_zero3.on_device,
     "DeepSpeed ZeRO-3 + offload": deepspeed_zero3.offloaded,
+}
+OURS, TORCH = "pseudoreal, tensor ranks", "torch's tensor parallelism"
+TENSOR_PARALLEL: dict[str, Stack] = {
+    OURS: ours.at("Device", sharding="None", cuts_matrices=True),
+    TORCH: tensor_parallel.train,
 }

@@ -81,7 +81,8 @@ the API server's audit log.
 
 With Kubeflow's operators, the API server calls the webhooks that their manifests define. The controller manager, the
 training operator and JobSet may each send {CLIENT_LIMIT} requests a second to the API server. The Trainer has no limit:
-it does not read the limit in its configuration. All controllers have their default numbers of threads.
+it does not read the limit in its configuration. The controller manager, the training operator, JobSet and the Trainer
+have their default numbers of threads.
 
 A *write* is a request that changes a job, its status or its children. Events, dry runs and refused requests are counted
 as requests, but not as writes. (When pseudoreal's operator first sees a PseudoRealJob, it makes a dry run of each Job

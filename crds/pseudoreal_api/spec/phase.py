@@ -214,8 +214,9 @@ class Parallelism(ApiModel):
         ge=1,
         le=10_000,
         description="tensorRanks is the number of data-parallel ranks over which the matrices of each layer are cut"
-        " (tensor parallelism): attention by heads, and the MLP by its hidden features. These ranks also divide the"
-        " tokens of each sequence among them. Each rank has one part of a layer's weights and state; in exchange, every"
+        " (tensor parallelism): attention by heads, the MLP by its hidden features, and embedding and head by the"
+        " tokens of the vocabulary, if the number divides model.vocabularySize. These ranks also divide the tokens"
+        " of each sequence among them. Each rank has one part of a layer's weights and state; in exchange, every"
         " layer gathers its tokens twice and sums its outputs twice. It must divide the ranks of a replica,"
         " model.attention.heads and model.feedForward.size; it must divide keyValueHeads or be a multiple of them."
         " Ranks of one node should share a layer.",

@@ -227,8 +227,12 @@ class Passes:
         hidden, head = run.inputs.pop((self.layout.head, m)), self.modules.head  # [B, T, H]
         if run.reads is None:
             run.losses[m] = Losses(self.loss.cross_entropy(head, hidden, self._targets(run, m)), None)
-        elif (index := self._index_of(run, m, run.reads[m])) is not None:
+            return
+        index = self._index_of(run, m, run.reads[m])
+        if index is not None:
             run.logits[m] = self.loss.logits(head, hidden[:, index])[0]
+        elif self.layout.slices_vocabulary:
+            self.loss.logits(head, torch.zeros_like(hidden[:, 0]))
 
     def _layer_backward(self, run: PlanRun, position: int, m: int) -> None:
         if (layer := self._in_chunks(run, position, m)) is not None:
@@ -361,8 +365,8 @@ class Passes:
         return source.detach().requires_grad_()
 
     def _input_tokens(self, run: PlanRun, m: int) -> Tensor:
-        """Return this rank's input tokens of a micro-batch, [B, T]."""
-        return self._own(run, m, self._tokens(run, m)[:, :-1])
+        """Return the input tokens of a micro-batch that the embedding reads, [B, T]."""
+        return self._at_the_ends(run, m, self._tokens(run, m)[:, :-1])
 
     def _targets(self, run: PlanRun, m: int) -> Tensor:
         """Return the targets of a micro-batch, [B, T]. The end of a document has no target: the next token belongs to
@@ -371,11 +375,12 @@ class Passes:
         targets = tokens[:, 1:]
         if self.end_of_document is not None:
             targets = targets.masked_fill(tokens[:, :-1] == self.end_of_document, IGNORED)
-        return self._own(run, m, targets)
+        return self._at_the_ends(run, m, targets)
 
-    def _own(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
-        """Return this rank's part of each row of `tokens`, [B, T]; `tokens` if no other rank has a part of them."""
-        cut = self._cut_of(run, m)
+    def _at_the_ends(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
+        """Return the part of each row of `tokens`, [B, T], that the embedding and the loss of this rank read: this
+        rank's part, or with a slice of the vocabulary the parts of all tensor ranks; `tokens` if that is all."""
+        cut = self.cut(run.batch.shape(m)[1]) if self.layout.slices_vocabulary else self._cut_of(run, m)
         return tokens if cut is None else cut.own(tokens)
 
     def cut(self, length: int) -> ContextCut | None:

@@ -66,7 +66,8 @@ def _run_on_zeros(passes: Passes, position: int, whole: MicroBatchShape) -> None
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]
     shape = whole[0], whole[1] // passes.layout.sequence_ranks
-    tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+    read = shape[0], shape[1] * passes.loss.ranks
+    tokens = torch.zeros(read, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
     if position == passes.layout.head:
         passes.loss.backward(modules.head, hidden, tokens, 1, take=lambda *_: None)

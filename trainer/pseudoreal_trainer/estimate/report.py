@@ -173,7 +173,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
-        loss_chunk=loss_chunk_length(sizes.max_tokens(layout), layout.loss_chunk),
+        loss_chunk=loss_chunk_length(sizes.loss_tokens(layout), layout.loss_chunk),
         tokens_per_step=tokens,
         step_seconds=prediction.timeline.seconds if prediction else None,
         teraflops_per_second=None if operations is None else operations / 1e12,

@@ -3,6 +3,9 @@
 Each chunk runs forward through the head and then backward, and leaves the gradients of its features and of the head's
 matrix (as in TorchTitan's ChunkedLossWrapper). The norm before the head is one pass over all tokens. If a micro-batch
 is one chunk, the operations and their order are the same as in a plain backward pass.
+
+If the head's matrix has a slice of the vocabulary, the chunks have the tokens of all K tensor ranks; each of these
+ranks counts the K-th part of their loss sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, apply_soft_cap
+from pseudoreal_trainer.model.tensor import TensorRanks
+from pseudoreal_trainer.model.vocabulary import log_sum_exp_and_target
 from pseudoreal_trainer.plan.sizes import loss_chunk_length
 
 IGNORED = -100
@@ -40,6 +45,9 @@ class Losses:
     def detach(self) -> "Losses":
         return Losses(self.cross_entropy.detach(), None if self.z is None else self.z.detach())
 
+    def __truediv__(self, divisor: int) -> "Losses":
+        return Losses(self.cross_entropy / divisor, None if self.z is None else self.z / divisor)
+
     def __add__(self, other: "Losses") -> "Losses":
         z = None if self.z is None or other.z is None else self.z + other.z
         return Losses(self.cross_entropy + other.cross_entropy, z)
@@ -57,22 +65,35 @@ class Loss:
     """Bound of the logits; None: no bound."""
     z_factor: float = 0.0
     """Factor of the z-loss, the sum of the squares of the logits' log-sum-exp (PaLM, arXiv 2204.02311, section 5)."""
+    tensor: TensorRanks | None = None
+    """Ranks with the other slices of the vocabulary; None: this rank has the whole vocabulary. With them, targets are
+    those of all tensor ranks' tokens, [B, K T], and all methods are collective."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that compute the loss of the same tokens, each with a slice of the vocabulary."""
+        return 1 if self.tensor is None else self.tensor.count
 
     @torch.no_grad()
     def cross_entropy(self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy only, without gradients: hidden states [B, T, H], targets [B, T] -> sum over the
         tokens, a scalar."""
-        features = head.norm(hidden).flatten(0, 1)  # [N, H]
+        features = self._gathered(head.norm(hidden)).flatten(0, 1)  # [N, H]
         sums = [
-            F.cross_entropy(self._logits(part, head.matrix), wanted, reduction="sum")
+            self._cross_entropy(self._logits(part, head.matrix), wanted)[0]
             for part, wanted in zip(self._cut(features), self._cut(targets.flatten()), strict=True)
         ]
-        return reduce(add, sums)
+        return reduce(add, sums) / self.ranks
 
     @torch.no_grad()
     def logits(self, head: Head | TiedEmbeddingHead, hidden: Tensor) -> Tensor:
-        """Return the logits of single tokens: hidden states [N, H] -> [N, V]."""
-        return self._logits(head.norm(hidden), head.matrix)
+        """Return the logits of single tokens: hidden states [N, H] -> [N, V]. With slices of the vocabulary, one tensor
+        rank has the hidden states; the others pass zeros."""
+        features = head.norm(hidden)
+        if self.tensor is None:
+            return self._logits(features, head.matrix)
+        own = self._logits(self.tensor.of_all(features).sum(dim=0), head.matrix)  # [N, V / K]
+        return self.tensor.of_all(own).movedim(0, 1).flatten(1)
 
     def backward(
         self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor, divisor: float, take: Take
@@ -83,15 +104,22 @@ class Loss:
         """
         hidden = hidden.detach().requires_grad_()
         features = head.norm(hidden)  # [B, T, H]
-        # A chunk's features are not read after its own pass, so their gradient overwrites them.
-        parts = features.detach()
+        # A chunk's features are not read after its own pass, so their gradient overwrites them. Contiguous, because the
+        # chunks are views only then; gathered features may be a transposed view.
+        parts = self._gathered(features.detach()).contiguous()
         losses = [
             self._backward_of_chunk(head.matrix, part, wanted, divisor, take)
             for part, wanted in zip(self._cut(parts.flatten(0, 1)), self._cut(targets.flatten()), strict=True)
         ]
-        of_hidden, of_norm = torch.autograd.grad(features, [hidden, head.norm.weight], parts)
+        of_features = parts if self.tensor is None else self.tensor.sum_to_own(parts)
+        of_hidden, of_norm = torch.autograd.grad(features, [hidden, head.norm.weight], of_features)
         take(head.norm.weight, of_norm)
-        return reduce(add, losses), of_hidden
+        return reduce(add, losses) / self.ranks, of_hidden
+
+    def _gathered(self, features: Tensor) -> Tensor:
+        """Return the features of all tokens for which this rank has logits, without gradient: [B, T, H] -> [B, K T,
+        H]; the same tensor if this rank has the whole vocabulary."""
+        return features if self.tensor is None else self.tensor.gather_values(features)
 
     def _backward_of_chunk(self, matrix: Tensor, part: Tensor, targets: Tensor, divisor: float, take: Take) -> Losses:
         """Backpropagate one chunk and return its loss sums. `part`: features, [c, H], overwritten with their gradient.
@@ -106,11 +134,20 @@ class Loss:
     def _of_chunk(self, features: Tensor, matrix: Tensor, targets: Tensor) -> Losses:
         """Return the loss sums over a chunk's tokens: features [c, H], the head's matrix [V, H], targets [c]."""
         logits = self._logits(features, matrix)
-        cross_entropy = F.cross_entropy(logits, targets, reduction="sum")
+        cross_entropy, log_sums = self._cross_entropy(logits, targets)
         if not self.z_factor:
             return Losses(cross_entropy, None)
         counted = (targets != IGNORED).to(self.dtype)  # [c]
-        return Losses(cross_entropy, self.z_factor * (counted * logits.logsumexp(dim=-1).square()).sum())
+        log_sums = logits.logsumexp(dim=-1) if log_sums is None else log_sums
+        return Losses(cross_entropy, self.z_factor * (counted * log_sums.square()).sum())
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sum of the cross-entropy over a chunk's tokens, and with slices of the vocabulary the log-sum-exp
+        of the logits of each token: logits [c, V or V / K], targets [c] -> scalar, [c]."""
+        if self.tensor is None:
+            return F.cross_entropy(logits, targets, reduction="sum"), None
+        log_sums, of_targets = log_sum_exp_and_target(logits, targets, self.tensor)
+        return (log_sums - of_targets).masked_fill(targets == IGNORED, 0).sum(), log_sums
 
     def _logits(self, features: Tensor, matrix: Tensor) -> Tensor:
         """Return the logits of a chunk in the dtype of the loss: [c, H] -> [c, V]."""

@@ -9,6 +9,7 @@ import torch
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
+from pseudoreal_trainer.model import vocabulary
 from pseudoreal_trainer.model.attention import Scope, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, RoutedTokens
 from pseudoreal_trainer.model.context import SequenceParts
@@ -84,6 +85,8 @@ class Modules:
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
         self._tensor_ranks = 1 if tensor is None else tensor.count
+        self.vocabulary_ranks = tensor if units[0].is_sliced else None
+        """Ranks with the other slices of the vocabulary; None: this rank has the whole vocabulary."""
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
@@ -99,7 +102,10 @@ class Modules:
         return self._model.window_of(layer) is not None
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the tokens' embeddings: [B, T] -> [B, T, H]."""
+        """Return the tokens' embeddings: [B, T] -> [B, T, H]. With slices of the vocabulary, `tokens` are those of all
+        K tensor ranks, [B, K T]; see `vocabulary.embed`."""
+        if self.vocabulary_ranks is not None:
+            return vocabulary.embed(self._embedding.parameters[0], tokens, self.vocabulary_ranks)
         hidden: Tensor = self._embedding.module(tokens)
         return hidden
 

@@ -5,6 +5,8 @@ outside of attention and MLPs, each rank computes its own tokens only (sequence 
 4.2.2). Before the first matrices, a rank gathers the tokens of all tensor ranks. The product with the last matrix gives
 summands of the outputs of all these tokens, and each rank receives the sums for its own tokens.
 
+Embedding and head have slices of the vocabulary (`model.vocabulary`).
+
 The tokens are cut as over context ranks (`model.context.ContextCut`). If C context ranks have K tensor ranks each, a
 sequence is cut over C K ranks: the tokens of K neighbours are the part of one context rank, in its order.
 """
@@ -34,6 +36,9 @@ class TensorRanks(Protocol):
 
     def gather_values(self, own: Tensor) -> Tensor:
         """Return the same values as `gather`, without gradient."""
+
+    def of_all(self, own: Tensor) -> Tensor:
+        """Return the tensors of all tensor ranks, in their order, without gradient: [...] -> [K, ...]."""
 
 
 def sliced_model(model: Model, tensor: TensorRanks | None) -> Model:

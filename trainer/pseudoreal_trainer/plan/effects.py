@@ -343,8 +343,10 @@ def _over_context_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Tran
 
 def _over_tensor_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Transfer]:
     """Return the transfers of tokens to all tensor ranks, and of sums of outputs back, in a pass."""
-    if layout.tensor_ranks == 1 or not 0 < record.position < layout.head:
+    if layout.tensor_ranks == 1:
         return []
+    if record.position in (0, layout.head):
+        return _over_slices_of_vocabulary(layout, sizes, record) if layout.slices_vocabulary else []
     layer, spreads = record.position - 1, layout.spreads(record.position)
     parts = sizes.sliced_parts(layer)
     match record:
@@ -360,6 +362,22 @@ def _over_tensor_ranks(layout: Layout, sizes: Sizes, record: Pass) -> list[Trans
     boundary = sizes.boundary_unrounded(sizes.max_tokens(layout))
     size = (layout.tensor_ranks - 1) * boundary
     return [Transfer("tensor", size, Group("tensor"), operation) for operation in operations]
+
+
+def _over_slices_of_vocabulary(layout: Layout, sizes: Sizes, record: Pass) -> list[Transfer]:
+    """Return the transfers of a pass of the embedding, or of the head with the loss: embeddings, features and their
+    gradients, and two numbers of each token of all tensor ranks."""
+    is_head, is_backward = record.position == layout.head, isinstance(record, Backward)
+    others, tokens = layout.tensor_ranks - 1, sizes.max_tokens(layout)
+    operations: list[Operation] = ["all_gather"] if is_head or is_backward else ["all_to_all"]
+    if is_head and is_backward:
+        operations.append("all_to_all")
+    size = others * sizes.boundary_unrounded(tokens)
+    found = [Transfer("tensor", size, Group("tensor"), operation) for operation in operations]
+    if is_head:
+        numbers = others * 2 * sizes.loss_tokens(layout) * sizes.master_bytes
+        found.append(Transfer("tensor", numbers, Group("tensor"), "all_gather"))
+    return found
 
 
 _SLICED: list[Operation] = ["all_gather", "all_to_all"]

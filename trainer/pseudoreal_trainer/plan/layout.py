@@ -71,6 +71,8 @@ class Layout:
     clipping."""
     ends_are_one: bool = False
     """Whether embedding and head are in one unit."""
+    vocabulary: int = 1
+    """Number of rows of the matrices of embedding and head."""
     loss_chunk: int | None = None
     """Maximum number of tokens per chunk of the loss; None: one chunk. Logits are in memory for one chunk at a time."""
     measures: bool = False
@@ -299,11 +301,18 @@ class Layout:
         """Number of ranks that divide the tokens of each sequence among them."""
         return self.context_ranks * self.tensor_ranks
 
+    @property
+    def slices_vocabulary(self) -> bool:
+        """Whether tensor ranks have slices of the embedding and of the head."""
+        return self.tensor_ranks > 1 and self.vocabulary % self.tensor_ranks == 0
+
     def fold_of(self, unit: int) -> Fold:
         """Return the fold of the mesh over which the unit's state is sharded."""
         if self.pool_of(unit) == "Experts":
             return "Experts" if self.expert_ranks > 1 else "None"
-        return "Tensors" if self.tensor_ranks > 1 and 0 < unit < self._first_experts else "None"
+        is_end = unit == 0 or unit >= self._after_experts
+        is_sliced = self.slices_vocabulary if is_end else self.tensor_ranks > 1
+        return "Tensors" if is_sliced else "None"
 
     @cached_property
     def folds(self) -> tuple[Fold, ...]:

@@ -120,6 +120,16 @@ class Sizes:
         """Return the maximum number of tokens of a micro-batch that a data rank takes as inputs."""
         return self.max_sequences(layout) * self.model.sequence_length // layout.sequence_ranks
 
+    def loss_tokens(self, layout: Layout) -> int:
+        """Return the maximum number of tokens of a micro-batch for which a rank of the head computes logits: with a
+        slice of the vocabulary, the tokens of all tensor ranks."""
+        return self.max_tokens(layout) * (layout.tensor_ranks if layout.slices_vocabulary else 1)
+
+    @property
+    def vocabulary_rows(self) -> int:
+        """Number of tokens of the vocabulary for which a rank of the head computes logits."""
+        return self.units[0].parameters[0].shape[0]
+
     def key_size(self, layout: Layout) -> int:
         """Return the width of all key heads of a rank together."""
         return max(self.model.key_size // layout.tensor_ranks, self.model.head_size)

@@ -12,7 +12,8 @@ before it, and so the start of the vector. At the end of the vector comes a bala
 no shard cuts it, because all experts' values are updated together.
 
 With tensor parallelism, a rank's block has slices of the matrices of attention and MLPs: rows of query, key, value,
-gate and up, columns of output and down. All other tensors of the block are replicated on the tensor ranks.
+gate and up, columns of output and down. All other tensors of the block are replicated on the tensor ranks. The
+matrices of embedding and head are cut by rows, if the ranks divide the vocabulary; the final norm is replicated.
 """
 
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ PAGE_ELEMENTS = 2048
 """Number of elements that take whole pages of a disk in every dtype."""
 
 EMBEDDING, HEAD = "embedding", "head"
+_EMBEDDING_MATRIX, _HEAD_MATRIX = "embedding.weight", "head.weight"
 EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
 """Value of `optimizer.decayExclusions` -> unit; the excluded matrix is the only matrix of that unit."""
 
@@ -50,7 +52,7 @@ class Cut:
     axis: int
     """Dimension that is cut: 0 or 1."""
     parts: int
-    """Number of equal parts of this dimension that stay whole: heads, or hidden features."""
+    """Number of equal parts of this dimension that stay whole: heads, hidden features, or tokens of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ class Unit:
 
     def sliced(self, coordinate: int, ranks: int) -> "Unit":
         """Return the part of the unit that a tensor rank holds: a block with slices of the matrices of attention and
-        MLPs. A unit that is not a block is returned unchanged."""
+        MLPs, or an end of the model with a slice of the vocabulary. Experts are returned unchanged."""
         if ranks == 1 or not any(one.cut for one in self.parameters):
             return self
         return replace(self, parameters=tuple(one.sliced(coordinate, ranks) for one in self.parameters))
@@ -293,21 +295,22 @@ def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
     """Return the embedding, the blocks, the experts, then the final norm with the head. With tied embeddings, the first
     unit is also the head's unit: it has the final norm, and its matrix serves the embedding and the head."""
     layers, matrix = blocks_of_layers(sharing, model.layers), (model.vocabulary_size, model.hidden_size)
-    embedding: Shapes = {"embedding.weight": matrix}
+    embedding: Shapes = {_EMBEDDING_MATRIX: matrix}
     norm: Shapes = {"norm.weight": (model.hidden_size,)}
     between = [
-        *(_cuttable(_unit(block_name(b), _block(model, b, layers.index(b))), model) for b in sorted(set(layers))),
+        *(_unit(block_name(b), _block(model, b, layers.index(b))) for b in sorted(set(layers))),
         *(_experts(model, number) for number in sets_of(experts_of_layers(sharing, model))),
     ]
     if model.embeddings == "Tied":
-        return (_unit(EMBEDDING, embedding | norm), *between)
-    return (_unit(EMBEDDING, embedding), *between, _unit(HEAD, norm | {"head.weight": matrix}))
+        units = (_unit(EMBEDDING, embedding | norm), *between)
+    else:
+        units = (_unit(EMBEDDING, embedding), *between, _unit(HEAD, norm | {_HEAD_MATRIX: matrix}))
+    return tuple(_cuttable(unit, model) for unit in units)
 
 
-def _cuttable(block: Unit, model: Model) -> Unit:
-    """Return the block with the cuts of tensor ranks."""
-    start = len(block.name) + 1
-    return replace(block, parameters=tuple(replace(one, cut=_cut(one.name[start:], model)) for one in block.parameters))
+def _cuttable(unit: Unit, model: Model) -> Unit:
+    """Return the unit with the cuts of tensor ranks."""
+    return replace(unit, parameters=tuple(replace(one, cut=_cut(one.name, model)) for one in unit.parameters))
 
 
 def block_name(block: int) -> str:
@@ -373,10 +376,14 @@ def in_block(name: str, block: int) -> str:
 
 
 def _cut(name: str, model: Model) -> Cut | None:
-    """Return the cut of a block's tensor over tensor ranks; None: each rank has the whole tensor. Query, key, value,
-    gate and up are cut by rows, output and down by columns (Megatron-LM, arXiv 1909.08053, section 3). `name`: relative
-    to the block."""
-    part, matrix, tensor = [*name.split("."), ""][:3]
+    """Return the cut of a tensor over tensor ranks; None: each rank has the whole tensor. Query, key, value, gate and
+    up are cut by rows, output and down by columns, embedding and head by tokens of the vocabulary (Megatron-LM, arXiv
+    1909.08053, section 3)."""
+    if name in (_EMBEDDING_MATRIX, _HEAD_MATRIX):
+        return Cut(0, model.vocabulary_size)
+    if block_of(name) is None or are_experts(name):
+        return None
+    part, matrix, tensor = [*name.split(".")[2:], ""][:3]
     sizes = {"ffn": model.feed_forward.size, "shared": model.shared_expert.size if model.shared_expert else 0}
     heads, keys = model.attention.heads, model.key_size // model.head_size
     parts = {"query": heads, "key": keys, "value": keys, "output": heads} if part == "attention" else {}

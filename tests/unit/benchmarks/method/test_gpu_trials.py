@@ -133,8 +133,8 @@ def test_a_gpu_trains_one_link_at_a_time_and_keeps_what_is_needed(command: Comma
 @pytest.mark.parametrize(
     ("study", "sentence"),
     [
-        ("dense", "{links} trainings. Together, these read {tokens} B tokens and take {hours} h, at {step} s a step"),
-        ("experts", "{links} trainings, which read {tokens} B tokens and take {hours} h"),
+        ("dense", "{links} trainings, which together read {tokens} B tokens and take {hours} h, at {step} s a step"),
+        ("experts", "{links} trainings, which together read {tokens} B tokens and take {hours} h"),
     ],
 )
 def test_the_page_says_how_much_work_it_is(study: Study, sentence: str) -> None:

@@ -139,10 +139,10 @@ class TestRemedies:
             for one in curve("dense", name, seed, [9, 9, 3.1 + offset + seed * 1.002])
         ]
         text = document([*results(3), *rows], MARKS).partition("## What else was tried")[2].partition("\n## ")[0]
-        assert f"\n- Arms with a lower loss than their base: *{self.NOISE}*.\n" in text
-        assert f"\n- Arms with a higher loss than their base: *{self.RESET}*.\n" in text
-        assert "\n- Arms with a lower loss than unshared training: none.\n" in text
-        assert f"\n- Arms with a higher loss than unshared training: *{self.NOISE}*, *{self.RESET}*.\n" in text
+        assert f"\n- 1 arm has a lower loss than its base: *{self.NOISE}*.\n" in text
+        assert f"\n- 1 arm has a higher loss than its base: *{self.RESET}*.\n" in text
+        assert "\n- No arm has a lower loss than unshared training.\n" in text
+        assert f"\n- 2 arms have a higher loss than unshared training: *{self.NOISE}*, *{self.RESET}*.\n" in text
         noise, reset = (line for line in text.splitlines() if line.startswith("| dense |"))
         assert noise.startswith(f"| dense | {self.NOISE} | delinked at 30 % | 4.0820 | −0.0190 (")
         assert "| +0.1220 (" in reset

@@ -1,5 +1,5 @@
-"""A checkpoint saved under any layout loads under any other: bit for bit the same state, and the same training from
-there."""
+"""A checkpoint that is saved under any layout loads under any other: bit for bit the same state, and the same training
+from there."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -23,6 +23,7 @@ from pseudoreal_trainer.training.phase import train_step
 from pseudoreal_trainer.training.saving import Saver
 from pseudoreal_trainer.training.start import fill, first_progress, open_engine
 
+from tests.support.depth import DEPTH
 from tests.support.forked import run_ranks
 
 SAVED, END = 3, 5
@@ -169,12 +170,19 @@ def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path:
         later.rename(tmp_path / name / "later")
     again = [
         Task(_config(loaded, job_body, config, _work(saved, loaded)), tmp_path / saved)
-        for saved, loaded in product(layouts, layouts)
+        for saved, loaded in _pairs(layouts)
     ]
     _run(again)
     for name in layouts:
         (tmp_path / name / "later").rename(tmp_path / name / "checkpoints" / f"pseudo-{END:08d}")
     return {path.name: path for path in tmp_path.iterdir()}
+
+
+def _pairs(layouts: list[str]) -> list[tuple[str, str]]:
+    """Return (saved, loaded): all pairs with `--deep`; else each layout with itself and with three others."""
+    pairs = product(enumerate(layouts), repeat=2)
+    near = {0, 1, 3, 6}
+    return [(a, b) for (i, a), (j, b) in pairs if DEPTH.is_deep or (j - i) % len(layouts) in near]
 
 
 def _at(work: Path, step: int) -> Reader:
@@ -184,7 +192,7 @@ def _at(work: Path, step: int) -> Reader:
     return store.reader(manifest)
 
 
-def test_all_pairs_of_layouts(stores: dict[str, Path]) -> None:
+def test_pairs_of_layouts(stores: dict[str, Path]) -> None:
     _assert_all_pairs([*LAYOUTS], stores)
     one, other = (_at(stores[name], SAVED).manifest for name in ("one rank", "pipeline 2 x data 2, full, host"))
     assert len(one.files) == 2
@@ -229,7 +237,7 @@ def test_pairs_of_layouts_with_muon(stores_of_muon: dict[str, Path]) -> None:
 
 
 def _assert_all_pairs(layouts: list[str], stores: dict[str, Path]) -> None:
-    for saved, loaded in product(layouts, layouts):
+    for saved, loaded in _pairs(layouts):
         source, again = _at(stores[saved], SAVED), _at(stores[_work(saved, loaded)], SAVED)
         for kind in KINDS:
             before, after = source.whole(kind), again.whole(kind)

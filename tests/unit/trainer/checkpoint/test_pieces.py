@@ -93,7 +93,7 @@ def test_pieces_of_slices_cover_each_tensor_once(ranks: int, sharding: Any) -> N
     model = _model(4, None, "Separate")
     attention = model.attention.model_copy(update={"heads": 4, "key_value_heads": 2})
     model = model.model_copy(update={"attention": attention})
-    layout = Layout(tuple(range(4)), 1, 8, 1, tensor_ranks=ranks, sharding=sharding)
+    layout = Layout(tuple(range(4)), 1, 8, 1, tensor_ranks=ranks, sharding=sharding, vocabulary=model.vocabulary_size)
     units = units_of(model, Sharing(blocks=4))
     found = tensors_of(layout, units, "float32")
     held: dict[int, dict[str, list[tuple[int, int]]]] = {}

@@ -538,6 +538,12 @@ def test_ranks_numbered_by_topology_train_the_same_weights(
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-11)
 
 
+def _short(job_body: Any) -> Any:
+    """Return the job with its first phase only."""
+    spec = job_body["spec"]
+    return job_body | {"spec": spec | {"phases": spec["phases"][:1]}}
+
+
 def test_a_finished_run_leaves_a_picture_and_says_how_to_get_more_text(
     job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,7 +551,7 @@ def test_a_finished_run_leaves_a_picture_and_says_how_to_get_more_text(
     own.parent.mkdir()
     own.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [str(own)])
-    done = _invoke(job_body, tmp_path)
+    done = _invoke(_short(job_body), tmp_path)
     assert done.exit_code == 0, done.output
     (command,) = re.findall(r"^more text: (.*) '...'$", done.stdout, re.MULTILINE)
     program, *arguments = shlex.split(command)
@@ -559,7 +565,7 @@ def test_a_run_without_matplotlib_says_why_it_has_no_picture(
     job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_command, "can_draw", lambda: False)
-    done = _invoke(job_body, tmp_path)
+    done = _invoke(_short(job_body), tmp_path)
     assert done.exit_code == 0, done.output
     assert "loss curve: not drawn, because matplotlib is not installed" in done.stdout
 
@@ -571,7 +577,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(
         raise ImportError("libpng.so: cannot open shared object file")
 
     monkeypatch.setattr(run_command, "draw_losses", cannot)
-    done = _invoke(job_body, tmp_path)
+    done = _invoke(_short(job_body), tmp_path)
     assert done.exit_code == 0, done.output
     assert "loss curve: not drawn: ImportError: libpng.so: cannot open shared object file" in done.stdout
 

@@ -347,6 +347,7 @@ def _saved_by_four(source: Reader, work: Path, cut: dict[str, Any]) -> Reader:
     model, sharing = manifest.model, manifest.sharing
     layout = Layout(
         layer_blocks=blocks_of_layers(sharing, model.layers),
+        vocabulary=model.vocabulary_size,
         layer_experts=experts_of_layers(sharing, model),
         pipeline=1,
         data=4,

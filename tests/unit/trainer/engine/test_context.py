@@ -74,9 +74,9 @@ def _meshes_of_eight() -> list[Case]:
 
 
 EIGHT_RANKS = DEPTH.of(_meshes_of_eight()[::6], _meshes_of_eight())
-FEW, SOME = DEPTH.of(TWO_RANKS[::2], TWO_RANKS), DEPTH.of(FOUR_RANKS[::3], FOUR_RANKS)
-CLOSE = [*FEW, *SOME, *EIGHT_RANKS]
-WRITTEN = [*FEW[::4], *SOME[::4]]
+SOME = DEPTH.of(FOUR_RANKS[::2], FOUR_RANKS)
+CLOSE = [*TWO_RANKS, *SOME, *EIGHT_RANKS]
+WRITTEN = [*TWO_RANKS[::4], *SOME[::4]]
 want(CLOSE)
 want(WRITTEN, written=True)
 

@@ -129,7 +129,7 @@ BITWISE = [
     Case(precision="float32", part="Experts", experts=6, prototypes=2, blocks=2, homes="hD", micro_batches=1),
 ]
 ROUNDED = [
-    *(replace(case, moments="BFloat16") for case in BITWISE),
+    *(replace(case, moments="BFloat16") for case in DEPTH.of(BITWISE[::2], BITWISE)),
     *each(precision="float32", moments="BFloat16", experts=6, prototypes=2, expert_groups=[2, 3], homes="Dh", window=1),
 ]
 """Moments in bfloat16."""

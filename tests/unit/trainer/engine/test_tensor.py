@@ -56,6 +56,9 @@ TWO_RANKS = [
     *each(**RANKS, drawn=[BIASED, ONE_KEY], keep=["Inputs", "All"], clipping=["Global", "PerUnit"]),
     *each(**TWO, documents=True, keep=["Inputs", "All"], options=["", "Mistral"], clipping="PerUnit"),
     *each(**TWO, sequences=1, loss_chunk=5, z_loss="1e-3", tied=True),
+    Case(**TWO, loss_chunk=7, soft_cap="2", z_loss="1e-3", documents=True, homes="D", clipping="PerUnit"),
+    # Two ranks do not divide this vocabulary.
+    *each(**TWO, vocabulary=301, tied=[False, True], clipping="Global"),
     Case(**TWO, stash=True, homes="h", sharding="Full", window=1, clipping="Global", speculates=True),
     *each(
         **RANKS, drawn=WITH_EXPERTS, expert_ranks=[1, 2], keep=["Inputs", "All"], documents=[True, False], homes="hd"
@@ -69,6 +72,7 @@ FOUR_RANKS = [
     *each(**FOUR, tensor_ranks=2, context_ranks=2, sharding=["None", "Full"], documents=[False, True], homes="dh"),
     *each(pipeline=2, **TWO, order=ORDERS, micro_batches=4, documents=[False, True]),
     Case(pipeline=2, **TWO, blocks=1, sharding="Full", homes="D", stash=True, clipping="Global"),
+    Case(pipeline=2, **TWO, tied=True, soft_cap="2", z_loss="1e-3", homes="h", clipping="Global"),
     Case(**TWO, pipeline=2, blocks=2, next_sharing=(4, "Cycle")),
     # A micro-batch has one sequence: the second group of ranks has none.
     Case(**FOUR, tensor_ranks=2, sequences=1, sharding="Full", clipping="Global"),
@@ -104,9 +108,9 @@ def _meshes_of_eight() -> list[Case]:
 
 
 EIGHT_RANKS = DEPTH.of(_meshes_of_eight()[::12], _meshes_of_eight())
-FEW, SOME = DEPTH.of(TWO_RANKS[::2], TWO_RANKS), DEPTH.of(FOUR_RANKS[::3], FOUR_RANKS)
-CLOSE = [*FEW, *SOME, *EIGHT_RANKS]
-WRITTEN = [*FEW[::4], *SOME[::4]]
+SOME = DEPTH.of(FOUR_RANKS[::2], FOUR_RANKS)
+CLOSE = [*TWO_RANKS, *SOME, *EIGHT_RANKS]
+WRITTEN = [*TWO_RANKS[::4], *SOME[::4]]
 want(CLOSE)
 want(WRITTEN, written=True)
 
@@ -137,7 +141,9 @@ _PLAIN = [case for case in CLOSE if case.sequences == 4 and not case.next_sharin
 def test_exchanges_move_the_bytes_of_the_plan(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     """Attention and the MLP each gather tokens and sum outputs: in a forward pass, again in a recomputed pass, and for
     gradients in a backward pass. A recomputed pass leaves out its last sum, unless a norm follows. Each exchange sends
-    this rank's tokens K - 1 times. In addition, a step sums the gradients of replicated tensors once."""
+    this rank's tokens K - 1 times. The embedding sums its outputs and gathers their gradients; the head gathers its
+    inputs, sums their gradients, and gathers two numbers of each token of all K ranks. In addition, a step sums the
+    gradients of replicated tensors once."""
     layout, model, ranks = case.layout, case.model, case.tensor_ranks
     others, keys = ranks - 1, model.key_size // model.head_size
     tokens = model.sequence_length * case.sequences // case.data
@@ -145,17 +151,25 @@ def test_exchanges_move_the_bytes_of_the_plan(case: Case, engine_results: dict[C
     of_layer = (12 if case.keep == "Inputs" else 8) - unread
     exchanged = of_layer * case.micro_batches * others * tokens * model.hidden_size * 8
     sizes, plans = sizes_of(case), step_plan(layout)
+    has_slices = model.vocabulary_size % ranks == 0
+    of_embedding, of_head = 2 * model.hidden_size, 2 * model.hidden_size + 2 * ranks
     for rank, result in enumerate(engine_results[case]):
         pipeline = rank // case.data
         layers = sum(0 < position < layout.head for position in layout.positions(pipeline))
         replicated = 0
         for index in layout.local_units(pipeline):
             for one in units_of(model, case.sharing)[index].parameters:
-                matrix, tensor = one.name.split(".")[-2:]
+                *_, matrix, tensor = one.name.split(".")
                 is_sliced = matrix in _SLICED or (matrix in ("output", "down") and tensor == "weight")
                 has_keys = matrix not in ("key", "value") or keys % ranks == 0
                 is_of_block = one.name.startswith("blocks.")
-                replicated += prod(one.whole) * 8 if is_of_block and not (is_sliced and has_keys) else 0
-        expected = layers * exchanged + 2 * others * replicated // ranks
+                is_replicated = (
+                    not (is_sliced and has_keys) if is_of_block else one.name == "norm.weight" and has_slices
+                )
+                replicated += prod(one.whole) * 8 if is_replicated else 0
+        positions = layout.positions(pipeline)
+        numbers = has_slices * ((0 in positions) * of_embedding + (layout.head in positions) * of_head)
+        at_the_ends = case.micro_batches * others * tokens * numbers * 8
+        expected = layers * exchanged + at_the_ends + 2 * others * replicated // ranks
         assert [moved.get("tensor", 0) for moved in result.moved] == [expected] * len(result.moved)
         assert traffic_bytes(layout, sizes, plans[pipeline])["tensor"] == expected

@@ -95,6 +95,9 @@ class TensorExchange:
     def gather_values(self, own: Tensor) -> Tensor:
         return self._cut(own.shape[1] * self.count).joined(self._exchange.all_gather(own))
 
+    def of_all(self, own: Tensor) -> Tensor:
+        return self._exchange.all_gather(own)
+
     def _cut(self, length: int) -> ContextCut:
         return ContextCut(self.count, self.rank, length)
 

@@ -116,7 +116,8 @@ class MeasuredCosts:
         # One data rank per pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
         self._tokens = sizes.max_tokens(layout)
-        self._chunks = -(-self._tokens // loss_chunk_length(self._tokens, layout.loss_chunk))
+        of_loss = sizes.loss_tokens(layout)
+        self._chunks = -(-of_loss // loss_chunk_length(of_loss, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         spans = {self._span(group) for group in _collective_groups(layout)}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in spans - {1}}

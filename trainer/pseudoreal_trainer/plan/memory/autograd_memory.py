@@ -138,12 +138,25 @@ class AutogradMemory(SavedTensors):
         as_it_is_added = made | {"gradient of the head [V, H], master": t.upcast_vocabulary_gradient}
         # On a GPU, the gradient of the features is counted as the gradient of the norm's output.
         at_the_norm = {"gradient of the norm's weight [H]": t.norm_weight} | ({} if t.is_fused else features)
+        gathered = {"features of all tensor ranks' tokens, whose place their gradient takes": self._of_tensor_ranks(1)}
+        # As the features are gathered and put in order, and as their gradients are cut, sent, received and added up.
+        exchanged = {"features of all tensor ranks' tokens, in an exchange": self._of_tensor_ranks(4)}
         return max(
-            total(self._upcast_norm_input, self._norm, features, self._logits),
-            total(self._upcast_norm_input, self._norm, features, at_the_product),
-            total(self._upcast_norm_input, self._norm, features, as_it_is_added),
+            total(self._upcast_norm_input, self._norm, features, gathered, self._logits),
+            total(self._upcast_norm_input, self._norm, features, gathered, at_the_product),
+            total(self._upcast_norm_input, self._norm, features, gathered, as_it_is_added),
+            total(self._upcast_norm_input, self._norm, features, exchanged),
             total(self._upcast_norm_input, self._norm_backward, at_the_norm),
         )
+
+    def _of_tensor_ranks(self, tensors: int) -> int:
+        """Return the bytes of so many tensors [B, T, H] with the tokens of all tensor ranks; 0 if this rank has the
+        whole vocabulary."""
+        return tensors * self.tensor_ranks * self._tensors.hidden if self._has_slice_of_vocabulary else 0
+
+    @property
+    def _has_slice_of_vocabulary(self) -> bool:
+        return self.sizes.vocabulary_rows < self.sizes.model.vocabulary_size
 
     @property
     def _logits(self) -> Table:
@@ -162,12 +175,13 @@ class AutogradMemory(SavedTensors):
     @cached_property
     def embedding_backward(self) -> int:
         t = self._tensors
-        return t.vocabulary + max(t.hidden, t.upcast_vocabulary_gradient)
+        return t.vocabulary + max(t.hidden + self._of_tensor_ranks(4), t.upcast_vocabulary_gradient)
 
     @cached_property
     def _chunk_tensors(self) -> Tensors:
         """Tensors of a chunk of the loss, which has c tokens."""
-        return Tensors(self.sizes, loss_chunk_length(self.tokens, self.max_chunk_tokens))
+        tokens = self.tokens * (self.tensor_ranks if self._has_slice_of_vocabulary else 1)
+        return Tensors(self.sizes, loss_chunk_length(tokens, self.max_chunk_tokens))
 
     # Bytes alive at the possible peaks of a block's backward pass.
 

@@ -63,7 +63,8 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         clipping=config.optimizer.clipping.mode,
         speculates=config.optimizer.clipping.updates == "Speculative",
         ends_are_one=config.model.embeddings == "Tied",
-        loss_chunk=loss_chunk_limit(config.model.vocabulary_size, sizes.master_bytes, most_logits),
+        vocabulary=config.model.vocabulary_size,
+        loss_chunk=loss_chunk_limit(sizes.vocabulary_rows, sizes.master_bytes, most_logits),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
         balances_steps=config.model.balances_steps,
     )

@@ -15,7 +15,7 @@ _VARLEN_WIDTH_STEP, _VARLEN_MAX_WIDTH = 8, 256
 @dataclass(frozen=True)
 class Tensors:
     """Device bytes of each tensor of a pass over B sequences of T tokens. H: hidden features; F: MLP intermediates; Q:
-    features of all queries; K: features of all keys; V: tokens of the vocabulary.
+    features of all queries; K: features of all keys; V: tokens of the vocabulary, or of this rank's slice of it.
 
     Three types: `compute`, for the passes; `accumulation`, for norms, routers and sums of attention, at least float32;
     and `master`, for the loss and for gradient accumulation.
@@ -90,12 +90,12 @@ class Tensors:
     @property
     def compute_logits(self) -> int:
         """[B * T, V], compute."""
-        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.compute_bytes)
+        return self.of(self.tokens * self.sizes.vocabulary_rows, self.sizes.compute_bytes)
 
     @property
     def logits(self) -> int:
         """[B * T, V], master."""
-        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.master_bytes)
+        return self.of(self.tokens * self.sizes.vocabulary_rows, self.sizes.master_bytes)
 
     @property
     def norm_weight(self) -> int:
@@ -105,8 +105,7 @@ class Tensors:
     @property
     def vocabulary(self) -> int:
         """[V, H], compute: the matrix of the embedding or of the head."""
-        model = self.sizes.model
-        return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
+        return self.of(self.sizes.vocabulary_rows * self.sizes.model.hidden_size, self.sizes.compute_bytes)
 
     def parameters(self, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
         """Return the bytes of the gradients of the layer's parameters whose names `counts` accepts, in the compute
@@ -126,7 +125,7 @@ class Tensors:
     @property
     def upcast_vocabulary_gradient(self) -> int:
         """[V, H], master, cast like `upcast_gradient`."""
-        return self._upcast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
+        return self._upcast(self.sizes.vocabulary_rows * self.sizes.model.hidden_size)
 
     def _upcast(self, elements: int) -> int:
         return 0 if self.is_fused or not self.sizes.has_own_copies else elements * self.sizes.master_bytes

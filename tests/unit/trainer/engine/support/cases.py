@@ -248,6 +248,7 @@ class Case:
             clipping=self.clipping,
             speculates=self.speculates,
             ends_are_one=self.tied,
+            vocabulary=self.model.vocabulary_size,
             loss_chunk=self.loss_chunk,
             measures=self.next_sharing is not None,
             balances_steps=self.model.balances_steps,
@@ -264,6 +265,9 @@ class Case:
 
 
 def each(**fields: Any) -> list[Case]:
-    """Return the cases of a row of a table: a list stands for one case with each of its values."""
+    """Return the cases of a row of a table, in which a list stands for several values: a case with each combination of
+    values with `--deep`; else as few cases as have each value of each list."""
     values = [value if isinstance(value, list) else [value] for value in fields.values()]
-    return [Case(**dict(zip(fields, chosen, strict=True))) for chosen in product(*values)]
+    number = max(map(len, values))
+    usual = zip(*(islice(cycle(one), number) for one in values), strict=True)
+    return [Case(**dict(zip(fields, chosen, strict=True))) for chosen in DEPTH.of(usual, product(*values))]

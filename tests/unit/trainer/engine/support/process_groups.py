@@ -42,6 +42,7 @@ def needed_groups(layout: Layout) -> tuple[Any, ...]:
         *sizes,
         layout.context_ranks,
         layout.tensor_ranks,
+        layout.folds,
         places,
         layout.users,
         layout.measures,

@@ -55,7 +55,7 @@ NETWORKS: dict[str, HardwareProfile] = {
 MIXTURE: dict[str, Any] = {"experts": {"count": 4, "prototypes": 2}, "vocabularySize": 64}
 LONG = pytest.mark.long
 EVERYTHING = [
-    *(pytest.param(name, {}, id=name) for name in NETWORKS),
+    *(pytest.param(name, {}, id=name, marks=LONG if number % 2 else ()) for number, name in enumerate(NETWORKS)),
     pytest.param("two ranks in a machine", MIXTURE, id="a mixture, two ranks in a machine"),
     *(pytest.param(name, MIXTURE, id=f"a mixture, {name}", marks=LONG) for name in [*NETWORKS][:3]),
     pytest.param("eight ranks on four cores", MIXTURE, id="a mixture, eight ranks on four cores", marks=LONG),

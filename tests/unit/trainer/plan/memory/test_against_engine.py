@@ -17,6 +17,7 @@ from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.sizes import Sizes
 
+from tests.support.depth import DEPTH
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.support.cases import RATE, WIDE, Case, each
 from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, want
@@ -200,6 +201,7 @@ SLICES = [
     Case(data=2, tensor_ranks=2, **IN_LAYERS, precision="float32", documents=True),
     *each(data=2, tensor_ranks=2, **(IN_LAYERS | {"drawn": ONE_KEY}), precision="float32", keep=["Inputs", "All"]),
 ]
+SPREAD, PARTS, SLICES = (DEPTH.of(cases[::2], cases) for cases in (SPREAD, PARTS, SLICES))
 
 
 def bytes_of_positions(case: Case, sizes: Sizes) -> int:

@@ -33,6 +33,7 @@ def test_layout_has_every_field_of_the_phase(job_body: dict[str, Any], config: C
         stash=True,
         clipping="PerUnit",
         ends_are_one=True,
+        vocabulary=50_304,
         loss_chunk=2**28 // (50_304 * 8),
     )
 
