@@ -89,6 +89,15 @@ def test_the_targets_of_make_exist() -> None:
     assert named <= known
 
 
+def test_the_targets_of_make_select_tests_that_exist() -> None:
+    """pytest with a name that no test has runs nothing."""
+    selected = re.findall(r"(\S+/test_\S+\.py) -k (\w+)", (paths.REPOSITORY / "Makefile").read_text())
+    assert selected
+    for path, name in selected:
+        tests = re.findall(r"^def (test_\w+)", (paths.REPOSITORY / path).read_text(), re.MULTILINE)
+        assert any(name in test for test in tests), (path, name)
+
+
 def test_kind_has_nodes_of_the_oldest_and_the_newest_minor() -> None:
     (job,) = (job for name, job in jobs() if name == "kind.demo")
     images = job["strategy"]["matrix"]["node"]
