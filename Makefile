@@ -83,7 +83,7 @@ CPU_TORCH = $(BIN)/uv pip install --quiet --python $(RUN)/python --no-deps --tor
 # JOB: another job file.
 JOB = examples/laptop.yaml
 .PHONY: run
-run: .venv-run/ready ## Train a small transformer here, without a cluster: two minutes on two cores; JOB=another.yaml
+run: .venv-run/ready ## Train a small transformer here, without a cluster: two to six minutes on two cores; JOB=another.yaml
 	@$(RUN)/pseudoreal run $(JOB) --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate

@@ -2,7 +2,7 @@
 
 The command of an output is the one that the page shows last before it, with or without `grep`. It runs where the
 examples are. `job.yaml` is the file that the page tells its reader to write: a copy of an example, whose phases are the
-newest YAML block before the command.
+newest YAML block before the command. A job that the page tells its reader to save under another name is there, too.
 """
 
 import os
@@ -15,7 +15,10 @@ from click.testing import CliRunner
 from pseudoreal_trainer.cli.command import main
 
 _REPOSITORY = Path(__file__).parent.parent
-PAGES = [_REPOSITORY / "docs" / "tutorials" / f"{name}.md" for name in ("layout", "seven-billion", "one-gpu")]
+PAGES = [
+    _REPOSITORY / "docs" / "tutorials" / f"{name}.md"
+    for name in ("layout", "seven-billion", "one-gpu", "from-torchtitan")
+]
 _OUTPUT = re.compile(
     r"(?P<head><!-- output of the command above: written by python -m tests\.outputs -->\n)"
     r".*?(?P<end><!-- end of output -->)",
@@ -23,6 +26,7 @@ _OUTPUT = re.compile(
 )
 _COMMAND = re.compile(r"^pseudoreal (?P<arguments>[^|\n]+?)(?: \| grep -E '(?P<pattern>[^'\n]+)')?$", re.M)
 _COPY = re.compile(r"^cp (?P<example>examples/\S+\.yaml) job\.yaml$", re.M)
+_SAVED = re.compile(r"Save this job as\s`(?P<name>[\w.-]+\.yaml)`:\n\n```yaml\n(?P<text>.*?)^```$", re.M | re.S)
 _YAML = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
 _COLUMNS = "118"
 
@@ -40,6 +44,8 @@ def _written(match: re.Match[str], before: str) -> str:
         Path("examples").symlink_to(_REPOSITORY / "examples")
         if "job.yaml" in words:
             Path("job.yaml").write_text(_job(before))
+        for saved in _SAVED.finditer(before):
+            Path(saved["name"]).write_text(saved["text"])
         result = CliRunner(env=os.environ | {"COLUMNS": _COLUMNS}).invoke(main, words)
     assert result.exit_code in (0, 78), result.output
     lines = [line.rstrip() for line in result.stdout.rstrip().splitlines()]

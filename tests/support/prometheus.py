@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pseudoreal_dev.machine.packages import unpacked
 
+from tests.support.documents import FENCE, ROOT
 from tests.support.patience import wait_for
 from tests.support.ports import free_port
 
@@ -27,6 +28,14 @@ def program(name: str) -> str:
 
 def promtool(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([program("promtool"), *words], capture_output=True, text=True, timeout=120)
+
+
+def documented_scrape_configuration() -> dict[str, Any]:
+    """Return the configuration that docs/monitoring.md shows for a Prometheus without its operator."""
+    blocks = FENCE.findall((ROOT / "docs/monitoring.md").read_text())
+    bodies = [yaml.safe_load(block) for language, block in blocks if language == "yaml"]
+    (found,) = [body for body in bodies if "scrape_configs" in body]
+    return dict(found)
 
 
 @dataclass(frozen=True)

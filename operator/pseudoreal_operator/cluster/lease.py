@@ -21,7 +21,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
+from pseudoreal_operator.cluster.retry import API_ERRORS, backoff_after
 from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
@@ -222,7 +222,7 @@ async def lead_reports_here(api: Api, lease: Lease) -> None:
     while True:
         try:
             return await _move_label(api, lease)
-        except UNAVAILABLE as error:
+        except API_ERRORS as error:
             failures += 1
             pause = backoff_after(error, failures, random()).seconds
             log.warning("leader_label_failed", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))

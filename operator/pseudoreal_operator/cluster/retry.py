@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
-UNAVAILABLE = (ApiException, ClientError, OSError, TimeoutError)
-"""Errors if the API server rejects a request, does not answer, or cannot be reached. Any other error is a bug of the
-operator."""
+API_ERRORS = (ApiException, ClientError, OSError, TimeoutError)
+"""Errors of requests to the API server: it rejects the request (ApiException), does not answer, or cannot be
+reached. NotLeading is a ClientError, so a write that the fence has stopped counts, too."""
 
 CONFLICT = 409
 _FIRST_SECONDS, _MOST_SECONDS = 1.0, 60.0

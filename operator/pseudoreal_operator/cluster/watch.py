@@ -11,7 +11,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
+from pseudoreal_operator.cluster.retry import API_ERRORS, backoff_after
 from pseudoreal_operator.metrics.registry import LAST_EVENT, WATCH_ERRORS
 
 Json = dict[str, Any]
@@ -99,7 +99,7 @@ class Watch:
                 failures += 1
                 # Start from a new version after a bug: from the old version, a change that cannot be processed would be
                 # sent again.
-                version = "" if _is_gone(error) or not isinstance(error, UNAVAILABLE) else version
+                version = "" if _is_gone(error) or not isinstance(error, API_ERRORS) else version
                 found = backoff_after(error, failures, random.random())
                 pause = found.seconds if found.is_retry_after else min(found.seconds, _MOST_PAUSE_SECONDS)
                 self._note(error, pause)
@@ -123,7 +123,7 @@ class Watch:
     def _note(self, error: Exception, pause: float) -> None:
         WATCH_ERRORS.labels(kind=self.kind).inc()
         facts = {"kind": self.kind, "namespace": self.namespace, "retry_after": round(pause, 1)}
-        if isinstance(error, (*UNAVAILABLE, Unreadable)):
+        if isinstance(error, (*API_ERRORS, Unreadable)):
             log.info("watch_ended", error=f"{type(error).__name__}: {error}", **facts)
         else:
             log.error("watch_ended", exc_info=error, **facts)

@@ -92,17 +92,28 @@ def classify(
 
 def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> Verdict:
     """Return the verdict when every pod that ended blames a lost peer and none reports a cause of its own."""
-    said = f"{_pod_title(witness)} lost its connection to it"
+    said = f"{_pod_title(witness)} lost its connection to"
     if missing.stuck:
-        text = f"{_pod_title(missing.stuck)} does not answer, as if its node were off; {said}."
+        text = f"{_pod_title(missing.stuck)} does not answer, as if its node were off; {said} it."
         return Verdict("RestartIgnoringLimit", "NodeLost", text, missing.stuck)
     if missing.workers:
-        numbers = ", ".join(map(str, missing.workers))
-        text = (
-            f"The pod of worker {numbers} of {job_name} disappeared without a message, as a deleted pod does; {said}."
-        )
+        lost = "it" if len(missing.workers) == 1 else "them"
+        text = f"{disappeared_sentence(job_name, missing.workers).rstrip('.')}; {said} {lost}."
         return Verdict("RestartIgnoringLimit", "PodsDeleted", text)
     return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
+
+
+def disappeared_sentence(job_name: str, workers: Sequence[int]) -> str:
+    """Return the sentence that the pods of these workers are gone. `workers`: numbers of one or more workers."""
+    if len(workers) == 1:
+        return f"The pod of worker {workers[0]} of {job_name} disappeared without a message, as a deleted pod does."
+    return f"The pods of {worker_title(workers)} of {job_name} disappeared without a message, as deleted pods do."
+
+
+def worker_title(workers: Sequence[int]) -> str:
+    """Return the numbers of one or more workers as text, such as `worker 1`, or `workers 1, 3 and 4`."""
+    *others, last = map(str, workers)
+    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
 
 
 def can_another_pod_succeed(verdict: Verdict) -> bool:

@@ -72,6 +72,8 @@ class LostWorkers:
     numbers: tuple[int, ...]
     stuck: Pod | None = None
     """A stuck pod among the lost pods, for instance on a node that is off; None: no pod is stuck."""
+    late: tuple[int, ...] = ()
+    """Members of `numbers` whose pods exist and report, but have not begun the present membership in time."""
 
 
 def find_lost_workers(view: View) -> LostWorkers:
@@ -81,11 +83,12 @@ def find_lost_workers(view: View) -> LostWorkers:
     stuck = [pod for pod in view.pods.leaving if is_stuck(pod, view.now)]
     missing = view.missing_workers if have_all_started(view) else []
     lost = {*missing, *(pod.index for pod in (*view.pods.failed, *stuck))}
+    late = set[int]()
     if lost and (present := memberships(view.status).get(view.execution)):
         limit = view.now - timedelta(seconds=JOIN_SECONDS)
         told = ((one.index, one.told_membership) for one in view.reporting if one.told_membership)
-        lost |= {index for index, (restart, since) in told if restart == present.restart and since < limit}
-    return LostWorkers(tuple(sorted(lost)), next(iter(stuck), None))
+        late = {index for index, (restart, since) in told if restart == present.restart and since < limit} - lost
+    return LostWorkers(tuple(sorted(lost | late)), next(iter(stuck), None), tuple(sorted(late)))
 
 
 def with_new_members(

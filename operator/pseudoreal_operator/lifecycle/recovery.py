@@ -1,6 +1,6 @@
-"""Recovery: one table says which means help against which trouble of an execution's members. Pure.
+"""Recovery: one table says which remedies help against which trouble of an execution's members. Pure.
 
-`recover` tries the means of a row in order; the first that is available decides. A means that changes less stands
+`recover` tries the remedies of a row in order; the first that is available decides. A remedy that changes less stands
 before one that changes more: the same pods restart their ranks, one pod is replaced, the phase gets another size, all
 pods are new. Pods restart in place without asking, so the table has no row for the death of a process: if that restart
 fails, the operator sees lost workers or a failed Job.
@@ -77,8 +77,8 @@ class Trouble:
     """Number of workers to go on with; None: it stays."""
 
 
-Means = Callable[[View, Trouble], Decision | None]
-"""Returns the decision; None: the means is not available."""
+Remedy = Callable[[View, Trouble], Decision | None]
+"""Returns the decision; None: the remedy is not available."""
 
 
 def fail_if_told(view: View, trouble: Trouble) -> Decision | None:
@@ -138,7 +138,7 @@ def start_again(view: View, trouble: Trouble) -> Decision:
     return restart_or_fail(view, trouble.cause, *((trouble.reason,) if trouble.reason else ()))
 
 
-REMEDIES: Mapping[Kind, tuple[Means, ...]] = {
+REMEDIES: Mapping[Kind, tuple[Remedy, ...]] = {
     # spec.hang.action decides first. A spare pod replaces the suspect, so the others keep nodes, images and imports.
     Kind.HANG: (fail_if_told, let_spares_take_over, start_again),
     # Without enough spare pods the pods' own wait ends the execution (POD_STUCK, WORKER_MISSING, JOB_FAILED).
@@ -154,11 +154,11 @@ REMEDIES: Mapping[Kind, tuple[Means, ...]] = {
     Kind.LEFT_BEHIND: (change_size,),
     Kind.SMALLER: (change_size,),
 }
-"""Kind of trouble -> means in the order in which they are tried. In a row without `start_again`, the execution goes on
-waiting if no means is available."""
+"""Kind of trouble -> remedies in the order in which they are tried. In a row without `start_again`, the execution goes
+on waiting if no remedy is available."""
 
 
 def recover(view: View, trouble: Trouble) -> Decision | None:
-    """Return the decision of the first available means; None: the execution goes on as it is."""
-    tried = (means(view, trouble) for means in REMEDIES[trouble.kind])
+    """Return the decision of the first available remedy; None: the execution goes on as it is."""
+    tried = (remedy(view, trouble) for remedy in REMEDIES[trouble.kind])
     return next((decision for decision in tried if decision), None)

@@ -1,8 +1,11 @@
 """Rules of the lifecycle, in groups by the state of the present Job: the first rule that applies decides. Pure.
 
-If the Job is not complete, the rules for every such state come before the group of the present state. So a rule need
-not test the state of the Job. General rules are here; rules about one subject are in the file of the subject
-(`deadlines`, `retraining`, ...). Rules about members that cannot train together only find the trouble: the table in
+`standing_of` gives the state of the Job, and `RULES` has one group of rules for each state. If the state is not
+COMPLETE, `decide` asks the rules of `UNLESS_COMPLETE` first, and then the rules of the state. `decide` asks a rule only
+in the states of its groups, so a rule need not test the state itself.
+
+Rules that belong to one subject are in the file of the subject (`deadlines`, `retraining`, ...); this file has the
+other rules. If the members of an execution cannot train together, a rule only finds the kind of trouble; the table in
 `recovery` decides.
 """
 
@@ -21,7 +24,9 @@ from pseudoreal_operator.failures.classify import (
     Verdict,
     can_another_pod_succeed,
     classify,
+    disappeared_sentence,
     has_lost_peer,
+    worker_title,
 )
 from pseudoreal_operator.failures.hang import find_hang, is_silent
 from pseudoreal_operator.lifecycle.acceptance import accept, find_broken_rules, find_problem
@@ -215,7 +220,7 @@ def peers_wait(view: View) -> Decision | None:
     if not lost.numbers or (lost.stuck is None and not _waits_to_restart(view)):
         return None
     verdict = _verdict_on_lost(view, lost)
-    cause = Cause(verdict.reason, _sentence_on_lost(view, lost, verdict), verdict.pod, verdict.action == "Restart")
+    cause = Cause(verdict.reason, _sentences_on_lost(view, lost, verdict), verdict.pod, verdict.action == "Restart")
     return recover(
         view,
         Trouble(Kind.PEERS_WAIT, cause, lost=lost.numbers, helps_another_pod=can_another_pod_succeed(verdict)),
@@ -231,13 +236,22 @@ def _verdict_on_lost(view: View, lost: LostWorkers) -> Verdict:
     return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
 
 
-def _sentence_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
+def _sentences_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
+    """Return the sentences on the lost workers: on their pods first, then on the workers whose pods exist."""
+    sentence = _sentence_on_lost_pods(view, lost, verdict)
+    if not lost.late:
+        return sentence
+    joined = "has not joined its" if len(lost.late) == 1 else "have not joined their"
+    return f"{sentence} {worker_title(lost.late).capitalize()} {joined} new peers in time."
+
+
+def _sentence_on_lost_pods(view: View, lost: LostWorkers, verdict: Verdict) -> str:
     if verdict.pod is not None or view.pods.failed:
         return verdict.sentence
     if lost.stuck is not None:
         return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
-    numbers = ", ".join(map(str, lost.numbers))
-    return f"The pod of worker {numbers} of {view.job_name} disappeared without a message, as a deleted pod does."
+    # find_lost_workers has found a lost pod that neither failed nor is stuck, so it is missing.
+    return disappeared_sentence(view.job_name, view.missing_workers)
 
 
 def execution_running(view: View) -> Decision | None:
@@ -427,7 +441,7 @@ def standing_of(job: ChildJob | None) -> Standing:
     return Standing.COMPLETE if job.state is JobState.COMPLETE else Standing.FAILED
 
 
-ANY_STANDING: tuple[Rule, ...] = (
+UNLESS_COMPLETE: tuple[Rule, ...] = (
     Rule(
         deadline_exceeded,
         {
@@ -452,13 +466,13 @@ ANY_STANDING: tuple[Rule, ...] = (
     ),
     Rule(delink_timed_out, {}),
 )
-"""Rules for a Job in any state but COMPLETE, before the rules of its state: deadlines, and what the user asks for
-(suspend, resume, repeat). spec.delink.onTimeout decides about a delink that is out of time, whatever the state
-of its pods; the delink is not tried again."""
+"""Rules for a Job in any state but COMPLETE; `decide` asks them before the rules of that state. They are about
+deadlines, and about requests of the user (suspend, resume, repeat). spec.delink.onTimeout decides about a delink that
+is out of time, whatever the state of its pods; the delink is not tried again."""
 
 RULES: Mapping[Standing, tuple[Rule, ...]] = {
-    # Before ANY_STANDING: a stage that was done in time counts, even if the operator was away and sees it late, and a
-    # resume or a request that starts a new execution would lose the result of this one.
+    # `decide` skips UNLESS_COMPLETE here: a stage that was done in time counts, even if the operator was away and sees
+    # it late, and a resume or a request that starts a new execution would lose the result of this one.
     Standing.COMPLETE: (Rule(complete_stage, {}),),
     Standing.RUNNING: (
         Rule(
@@ -545,7 +559,7 @@ def decide(view: View) -> Decision:
     if not view.status.phases:
         return accept(view)  # fills status.phases: without phases there is no stage, which all rules read
     standing = standing_of(view.job)
-    first = () if standing is Standing.COMPLETE else ANY_STANDING
+    first = () if standing is Standing.COMPLETE else UNLESS_COMPLETE
     found = (rule.decide(view) for rule in (*first, *RULES[standing]))
     return next(decision for decision in found if decision)
 

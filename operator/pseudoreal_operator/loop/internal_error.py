@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.cluster.retry import UNAVAILABLE
+from pseudoreal_operator.cluster.retry import API_ERRORS
 from pseudoreal_operator.loop.planning_thread import Overran
 from pseudoreal_operator.untrusted_text import sanitize
 
@@ -102,7 +102,7 @@ async def _write_condition(api: Api, body: Json, reason: str, message: str) -> b
     metadata = {key: value for key, value in body["metadata"].items() if key in kept}
     try:
         await _apply(api, metadata, written)
-    except UNAVAILABLE as rejection:
+    except API_ERRORS as rejection:
         log.warning("condition_not_written", reason=reason, error=str(rejection))
         return False
     return True

@@ -18,7 +18,7 @@ from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_JOB_UID
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Backoff, backoff_after
+from pseudoreal_operator.cluster.retry import API_ERRORS, CONFLICT, Backoff, backoff_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.limits import Limiter
@@ -309,7 +309,7 @@ def _log_failure(name: Name, error: Exception, failures: int) -> Backoff:
     PASS_ERRORS.labels(code=code_of(error)).inc()
     pause = backoff_after(error, failures, random())
     facts = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
-    if not isinstance(error, UNAVAILABLE):
+    if not isinstance(error, API_ERRORS):
         log.error("pass_failed", exc_info=error, **facts)
     elif not isinstance(error, ApiException):
         log.warning("pass_failed", error=f"{type(error).__name__}: {error}", **facts)
@@ -324,7 +324,7 @@ def code_of(error: Exception) -> str:
     """Return the metric label of a failed pass: the HTTP status, NO_ANSWER or internal."""
     if isinstance(error, ApiException):
         return str(error.status)
-    return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"
+    return NO_ANSWER if isinstance(error, API_ERRORS) else "internal"
 
 
 async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:

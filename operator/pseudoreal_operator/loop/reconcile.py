@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
+from pseudoreal_operator.cluster.retry import API_ERRORS, backoff_after
 from pseudoreal_operator.lifecycle.clocks import STOP_SECONDS
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
 from pseudoreal_operator.lifecycle.routine import is_routine, rests_on_successes
@@ -137,8 +137,9 @@ class Callbacks:
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
     """Make a pass over a job. Return the seconds until the next pass is due; None: wait for a change.
 
-    Raises JobDeleted. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other
-    error is a bug of the operator, which the job's status reports.
+    Raises JobDeleted. Raises an error of API_ERRORS if the API server rejects a request (a conflict included), does
+    not answer, or cannot be reached; another pass then continues. Any other error is a bug of the operator, which the
+    job's status reports.
     """
     try:
         return await _reconcile(deps, name, callbacks)
@@ -211,7 +212,7 @@ async def _reconcile_and_report_errors(
     except StatusRejected as rejection:
         await report_rejection(deps.api, body, rejection)
         raise
-    except UNAVAILABLE:
+    except API_ERRORS:
         raise
     except Overran as error:
         PLAN_OVERRUNS.inc()
@@ -390,8 +391,10 @@ class _PlanExecutor:
             # Make the dry run before every effect: if a later stage is rejected, nothing has been changed yet.
             await dry_run(self.api, wanted.dry_run)
             # Stop and delete before the creation: a rejected creation (by a quota, for instance) must not keep pods
-            # from being stopped, and pods that end make room. Names do not depend on this order: no child is created
-            # while a pod of an earlier execution is alive (rule `await_cleanup`).
+            # from being stopped, and pods that end make room. Names do not depend on this order. Only Jobs and pods are
+            # deleted here. A Job's name contains the stage and the number of its execution, and its pods' names begin
+            # with the Job's name. A new execution of a stage has a higher number than every existing child
+            # (`View.status`).
             await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
                 created = await create_child(self.api, manifest)
@@ -415,9 +418,10 @@ class _PlanExecutor:
         if wanted.status != self.status:
             try:
                 after = await self._write_accepted_form(wanted.status)
-            except UNAVAILABLE:
-                # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
-                # events.
+            except API_ERRORS:
+                # If the API server did not answer, it may have stored the status nevertheless. (After a conflict, 409,
+                # it has not.) The next pass compares the stored status with this one, and posts the events only if the
+                # two are equal.
                 self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
         # Post the events after the status that records their transition: if the write fails, the next pass decides the

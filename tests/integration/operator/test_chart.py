@@ -22,6 +22,7 @@ from tests.support import chart
 from tests.support.chart import IMAGES, KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
 from tests.support.kubectl import Kubectl
+from tests.support.prometheus import documented_scrape_configuration
 from tests.unit.operator.manifests.support.rendered import TRAIN, rendered
 
 pytestmark = pytest.mark.integration
@@ -237,7 +238,13 @@ def test_the_chart_uses_a_secret_named_by_the_user() -> None:
         ("metrics.port=80", "'port' not allowed"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
         ("metrics.podMonitor.enabled=true", "set metrics.trainer to true"),
-        ("metrics.serviceMonitor.enabled=true", "network policies let no Prometheus in"),
+        ("metrics.serviceMonitor.enabled=true", "network policy of the operator lets no Prometheus in"),
+        ("metrics.podMonitor.enabled=true,metrics.trainer=true", "network policies of jobs let no Prometheus in"),
+        (
+            "metrics.podMonitor.enabled=true,metrics.trainer=true,networkPolicy.enabled=false",
+            "network policies of jobs let no Prometheus in",
+        ),
+        ("metrics.alerts.runbooks=https://docs.example//", "/metrics/alerts/runbooks"),
         ("operator.extraEnv[0].name=PSEUDOREAL_LEASE", "/operator/extraEnv/0/name"),
         ("fullnameOverride=Trainers", "/fullnameOverride"),
     ],
@@ -267,6 +274,11 @@ def test_prometheus_objects_are_off_by_default() -> None:
     assert not [document for document in render() if document["kind"] == "ConfigMap"]
 
 
+def test_without_its_network_policy_the_operator_is_scraped_without_scrapers() -> None:
+    documents = render("--set=metrics.serviceMonitor.enabled=true", "--set=networkPolicy.enabled=false")
+    assert find(documents, "ServiceMonitor")
+
+
 def test_prometheus_monitors_select_operator_and_pods() -> None:
     documents = render(*MONITORED)
     service, monitor = find(documents, "Service", "pseudoreal-metrics"), find(documents, "ServiceMonitor")
@@ -290,6 +302,23 @@ def test_prometheus_monitors_select_operator_and_pods() -> None:
     assert found["NetworkPolicy"]["spec"]["ingress"][1]["from"] == peers
 
 
+def test_the_scrape_configuration_of_the_documents_has_the_labels_of_the_monitors() -> None:
+    documents = render(*MONITORED, f"--namespace={RELEASE}")
+    operators, trainers = documented_scrape_configuration()["scrape_configs"]
+    service = find(documents, "Service", "pseudoreal-metrics")
+    assert operators["kubernetes_sd_configs"][0]["namespaces"]["names"] == [service["metadata"]["namespace"]]
+    (port,) = service["spec"]["ports"]
+    assert operators["relabel_configs"][0]["regex"] == f"{service['metadata']['name']};{port['name']}"
+    assert operators["honor_labels"] == find(documents, "ServiceMonitor")["spec"]["endpoints"][0]["honorLabels"]
+    pods = find(documents, "PodMonitor", f"{RELEASE}-trainers")["spec"]
+    (endpoint,), stage = pods["podMetricsEndpoints"], pods["selector"]["matchLabels"]["pseudoreal.dev/stage"]
+    assert trainers["relabel_configs"][0]["regex"] == f"{stage};{endpoint['port']}"
+    given = {rule["target_label"]: rule["source_labels"] for rule in trainers["relabel_configs"][2:]}
+    assert given.keys() >= {"namespace", "pod"}, "which the Prometheus operator adds by itself"
+    monitored = {rule["targetLabel"]: rule["sourceLabels"] for rule in endpoint["relabelings"]}
+    assert given.items() >= monitored.items()
+
+
 def test_alert_and_dashboard_objects_equal_their_files() -> None:
     documents = render(*MONITORED)
     rules = yaml.safe_load((chart.CHART / "files/alerts.yaml").read_text())
@@ -299,8 +328,9 @@ def test_alert_and_dashboard_objects_equal_their_files() -> None:
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_each_alert_has_the_url_of_its_runbook_if_the_site_has_one() -> None:
-    documents = render(*MONITORED, "--set=metrics.alerts.runbooks=https://docs.example/pseudoreal/latest")
+@pytest.mark.parametrize("site", ["https://docs.example/pseudoreal/latest", "https://docs.example/pseudoreal/latest/"])
+def test_each_alert_has_the_url_of_its_runbook_if_the_site_has_one(site: str) -> None:
+    documents = render(*MONITORED, f"--set=metrics.alerts.runbooks={site}")
     groups = find(documents, "PrometheusRule")["spec"]["groups"]
     urls = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
     assert len(urls) > 10

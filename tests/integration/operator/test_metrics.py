@@ -147,6 +147,73 @@ def test_each_alert_fires_at_its_condition_and_not_before() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+OPERATOR_POD = {
+    "namespace": "pseudoreal",
+    "pod_name": "pseudoreal-0",
+    "service_name": "pseudoreal-metrics",
+    "endpointslice_port_name": "metrics",
+}
+TRAINING_POD = {
+    "namespace": "team",
+    "pod_name": "llm-0",
+    "pod_phase": "Running",
+    "pod_container_port_name": "metrics",
+    "pod_label_pseudoreal_dev_stage": "train",
+    "pod_label_pseudoreal_dev_job_name": "llm",
+    "pod_label_pseudoreal_dev_phase": "real",
+    "pod_label_pseudoreal_dev_execution": "2",
+}
+"""Labels of Prometheus' discovery in Kubernetes, without the prefix __meta_kubernetes_."""
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "others", "labels"),
+    [
+        (
+            "pseudoreal-operators",
+            OPERATOR_POD,
+            [{"service_name": "pseudoreal"}, {"endpointslice_port_name": "reports"}],
+            {"namespace": "pseudoreal", "pod": "pseudoreal-0"},
+        ),
+        (
+            "pseudoreal-trainers",
+            TRAINING_POD,
+            [
+                {"pod_phase": "Succeeded"},
+                {"pod_container_port_name": "http"},
+                {"pod_label_pseudoreal_dev_stage": "delink"},
+            ],
+            {"namespace": "team", "pod": "llm-0", "job_name": "llm", "phase": "real", "execution": "2"},
+        ),
+    ],
+)
+def test_the_scrape_configuration_of_the_documents_selects_pods_and_labels_their_series(
+    job: str, pod: dict[str, str], others: list[dict[str, str]], labels: dict[str, str], tmp_path: Path
+) -> None:
+    """Debian's Prometheus has no discovery in Kubernetes: static targets with the labels of this discovery replace
+    it."""
+    config = prometheus.documented_scrape_configuration()
+    for scraping in config["scrape_configs"]:
+        del scraping["kubernetes_sd_configs"]
+        scraping["static_configs"] = [
+            {
+                "targets": [f"10.0.0.{number}:80"],
+                "labels": {f"__meta_kubernetes_{key}": text for key, text in one.items()},
+            }
+            for number, one in enumerate([pod, *(pod | other for other in others)])
+        ]
+    path = tmp_path / "prometheus.yaml"
+    path.write_text(yaml.safe_dump(config))
+    done = promtool("check", "config", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = promtool("check", "service-discovery", "--timeout=1s", str(path), job)
+    found = [target["labels"] for target in json.loads(done.stdout)]
+    (kept,) = [one for one in found if one]
+    assert len(found) == 1 + len(others)
+    shown = {name: text for name, text in kept.items() if not name.startswith("__")}
+    assert shown == labels | {"job": job, "instance": "10.0.0.0:80"}
+
+
 def test_each_alert_has_a_firing_and_a_silent_case() -> None:
     tried: dict[str, set[bool]] = {rule["alert"]: set() for group in _groups() for rule in group["rules"]}
     for case in yaml.safe_load(TESTS.read_text())["tests"]:

@@ -76,7 +76,7 @@ class StepExecutor:
             blueprint.compute,
             compiled=blueprint.compiled,
             linear=linear,
-            tensor=TensorExchange(groups, trace) if groups.layout.tensor_ranks > 1 else None,
+            tensor_ranks=TensorExchange(groups, trace) if groups.layout.tensor_ranks > 1 else None,
         )
         has_slice = modules.vocabulary_ranks is not None
         assert has_slice == self._layout.slices_vocabulary, "the layout has the model's vocabulary"
@@ -103,7 +103,7 @@ class StepExecutor:
                 chunk=groups.layout.loss_chunk,
                 soft_cap=logit_soft_cap(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
-                tensor=modules.vocabulary_ranks,
+                tensor_ranks=modules.vocabulary_ranks,
             ),
             context=PartExchange(groups.context, "context", groups, trace),
             coordinate=groups.sequence_coordinate,

@@ -50,16 +50,19 @@ class Attention(nn.Module):
     """Causal self-attention with rotary positions. Query head j uses key and value head j // (heads /
     keyValueHeads)."""
 
-    def __init__(self, whole: Model, linear: type[nn.Linear] = nn.Linear, tensor: TensorRanks | None = None) -> None:
-        """`linear`: class of the projections. `tensor`: ranks with the other heads; None: this rank has all heads."""
+    def __init__(
+        self, whole: Model, linear: type[nn.Linear] = nn.Linear, tensor_ranks: TensorRanks | None = None
+    ) -> None:
+        """`linear`: class of the projections. `tensor_ranks`: ranks with the other heads; None: this rank has all
+        heads."""
         super().__init__()
-        spec = sliced_model(whole, tensor)
+        spec = sliced_model(whole, tensor_ranks)
         hidden, query, key, bias = spec.hidden_size, spec.query_size, spec.key_size, spec.attention.bias
         self.query = linear(hidden, query, bias=bias != "None")
         self.key = linear(hidden, key, bias=bias != "None")
         self.value = linear(hidden, key, bias=bias != "None")
         self.output = linear(query, hidden, bias=bias == "All")
-        self._tensor, self._own_key_head = tensor, own_key_head(whole, tensor)
+        self._tensor_ranks, self._own_key_head = tensor_ranks, own_key_head(whole, tensor_ranks)
         self._head_size = spec.head_size
         self._is_grouped = query != (key if self._own_key_head is None else spec.head_size)
         self._norms_heads = spec.attention.query_key_norm == "PerHead"
@@ -76,8 +79,8 @@ class Attention(nn.Module):
         `scope`: documents, or parts of sequences; None: whole sequences. Parts of sequences contain the window, and
         need no mask. With K tensor ranks, `hidden` and the output have this rank's tokens, [B, T / K, H].
         """
-        if self._tensor is not None:
-            hidden = self._tensor.gather(hidden)
+        if self._tensor_ranks is not None:
+            hidden = self._tensor_ranks.gather(hidden)
         query = rotate(self._split_heads(self.query(hidden), self.query_norm), rotation)
         if isinstance(scope, SequenceParts) and scope.keys_and_values is not None:
             return self._project(attend_in_parts(scope, query, scope.keys_and_values))
@@ -109,7 +112,7 @@ class Attention(nn.Module):
 
     def _project(self, mixed: Tensor) -> Tensor:
         """Return the output projection of mixed values: [B, T, heads, width] -> [B, T, H]."""
-        return project(self.output, mixed.flatten(2), self._tensor)
+        return project(self.output, mixed.flatten(2), self._tensor_ranks)
 
     def _split_heads(self, features: Tensor, norm: nn.Module | None) -> Tensor:
         """Return the features split into heads, normalized if `norm` is given: [B, T, heads * width] -> [B, T, heads,

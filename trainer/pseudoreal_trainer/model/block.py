@@ -41,20 +41,20 @@ class Block(nn.Module):
         spec: Model,
         layer: int = 0,
         linear: type[nn.Linear] = nn.Linear,
-        tensor: TensorRanks | None = None,
+        tensor_ranks: TensorRanks | None = None,
     ) -> None:
         """`layer`: any layer of the block's kind, dense or with experts; all layers of a kind may share the block.
-        `linear`: class of the linear layers in attention, in the MLP and in shared experts. `tensor`: ranks with other
-        slices of their matrices; None: this rank has whole matrices."""
+        `linear`: class of the linear layers in attention, in the MLP and in shared experts. `tensor_ranks`: ranks with
+        other slices of their matrices; None: this rank has whole matrices."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
-        self.attention = Attention(spec, linear, tensor)
+        self.attention = Attention(spec, linear, tensor_ranks)
         self.ffn_norm, self.ffn_output_norm = _pre_norm(spec), _post_norm(spec)
         self.is_mixture = spec.has_experts(layer)
         if self.is_mixture:
-            self.router, self.experts, self.shared = _experts(spec, linear, tensor)
+            self.router, self.experts, self.shared = _experts(spec, linear, tensor_ranks)
         else:
-            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward, linear, tensor)
+            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward, linear, tensor_ranks)
 
     def forward(
         self,
@@ -153,14 +153,14 @@ class Block(nn.Module):
 
 
 def _experts(
-    spec: Model, linear: type[nn.Linear], tensor: TensorRanks | None
+    spec: Model, linear: type[nn.Linear], tensor_ranks: TensorRanks | None
 ) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
     """Return the router, the experts, and the shared experts; None without shared experts."""
     assert spec.experts is not None, "the layer has experts"
     router = Router(spec.hidden_size, spec.experts.count)
     if spec.experts.top_k is None:
         return router, Experts(spec, spec.experts), None
-    shared = FeedForward(spec.hidden_size, spec.shared_expert, linear, tensor) if spec.shared_expert else None
+    shared = FeedForward(spec.hidden_size, spec.shared_expert, linear, tensor_ranks) if spec.shared_expert else None
     return router, TopKExperts(spec, spec.experts.top_k, spec.experts.count), shared
 
 

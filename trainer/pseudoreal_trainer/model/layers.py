@@ -28,12 +28,12 @@ class FeedForward(nn.Module):
         hidden: int,
         whole: FeedForwardSpec,
         linear: type[nn.Linear] = nn.Linear,
-        tensor: TensorRanks | None = None,
+        tensor_ranks: TensorRanks | None = None,
     ) -> None:
-        """`linear`: class of the linear layers. `tensor`: ranks with the other hidden features; None: this rank has all
-        features."""
+        """`linear`: class of the linear layers. `tensor_ranks`: ranks with the other hidden features; None: this rank
+        has all features."""
         super().__init__()
-        spec, self._tensor = sliced_mlp(whole, tensor), tensor
+        spec, self._tensor_ranks = sliced_mlp(whole, tensor_ranks), tensor_ranks
         bias = spec.bias == "All"
         self.gate = linear(hidden, spec.size, bias=bias) if spec.activation == "SwiGLU" else None
         self.up = linear(hidden, spec.size, bias=bias)
@@ -41,20 +41,20 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the MLP's output: [..., H] -> [..., H]."""
-        return project(self.down, self._activated(hidden), self._tensor)
+        return project(self.down, self._activated(hidden), self._tensor_ranks)
 
     def unread_sum(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """Return a tensor with the graph of `residual + self(hidden)`, [..., H], but without its values: no gradient
         depends on them, so a pass that is recomputed for its gradients need not multiply by `down`."""
         product = self.down.product if isinstance(self.down, Float8Linear) else None
-        whole = None if self._tensor is None else self._tensor.gather_values
+        whole = None if self._tensor_ranks is None else self._tensor_ranks.gather_values
         down = self.down
         out: Tensor = _UnreadSum.apply(residual, self._activated(hidden), down.weight, down.bias, product, whole)
         return out
 
     def _activated(self, hidden: Tensor) -> Tensor:
-        if self._tensor is not None:
-            hidden = self._tensor.gather(hidden)
+        if self._tensor_ranks is not None:
+            hidden = self._tensor_ranks.gather(hidden)
         gate = None if self.gate is None else self.gate(hidden)
         return activate(gate, self.up(hidden))
 
@@ -91,14 +91,14 @@ class _UnreadSum(torch.autograd.Function):
         return gradient, of_activated.view_as(activated), rows.t().mm(inputs), of_bias, None, None
 
 
-def project(linear: nn.Linear, features: Tensor, tensor: TensorRanks | None) -> Tensor:
+def project(linear: nn.Linear, features: Tensor, tensor_ranks: TensorRanks | None) -> Tensor:
     """Return the product with the last matrix of attention or of an MLP, plus bias, for this rank's tokens: [B, K L, F]
-    -> [B, L, H]. `features`: this rank's features of the tokens of all K tensor ranks; without `tensor`, K = 1. The
-    bias is added once, to the sum over the ranks."""
-    if tensor is None:
+    -> [B, L, H]. `features`: this rank's features of the tokens of all K tensor ranks; without `tensor_ranks`, K = 1.
+    The bias is added once, to the sum over the ranks."""
+    if tensor_ranks is None:
         out: Tensor = linear(features)
         return out
-    summed = tensor.sum_to_own(F.linear(features, linear.weight))
+    summed = tensor_ranks.sum_to_own(F.linear(features, linear.weight))
     return summed if linear.bias is None else summed + linear.bias
 
 

@@ -65,14 +65,15 @@ class Loss:
     """Bound of the logits; None: no bound."""
     z_factor: float = 0.0
     """Factor of the z-loss, the sum of the squares of the logits' log-sum-exp (PaLM, arXiv 2204.02311, section 5)."""
-    tensor: TensorRanks | None = None
-    """Ranks with the other slices of the vocabulary; None: this rank has the whole vocabulary. With them, targets are
-    those of all tensor ranks' tokens, [B, K T], and all methods are collective."""
+    tensor_ranks: TensorRanks | None = None
+    """Ranks with the other slices of the vocabulary; None: this rank has the whole vocabulary. With tensor ranks, all
+    methods are collective over these ranks, targets are given for the tokens of all K ranks, [B, K T], and loss sums
+    are the K-th part of the sum over these tokens."""
 
     @property
     def ranks(self) -> int:
         """Number of ranks that compute the loss of the same tokens, each with a slice of the vocabulary."""
-        return 1 if self.tensor is None else self.tensor.count
+        return 1 if self.tensor_ranks is None else self.tensor_ranks.count
 
     @torch.no_grad()
     def cross_entropy(self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -90,10 +91,10 @@ class Loss:
         """Return the logits of single tokens: hidden states [N, H] -> [N, V]. With slices of the vocabulary, one tensor
         rank has the hidden states; the others pass zeros."""
         features = head.norm(hidden)
-        if self.tensor is None:
+        if self.tensor_ranks is None:
             return self._logits(features, head.matrix)
-        own = self._logits(self.tensor.of_all(features).sum(dim=0), head.matrix)  # [N, V / K]
-        return self.tensor.of_all(own).movedim(0, 1).flatten(1)
+        own = self._logits(self.tensor_ranks.of_all(features).sum(dim=0), head.matrix)  # [N, V / K]
+        return self.tensor_ranks.of_all(own).movedim(0, 1).flatten(1)
 
     def backward(
         self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor, divisor: float, take: Take
@@ -111,7 +112,7 @@ class Loss:
             self._backward_of_chunk(head.matrix, part, wanted, divisor, take)
             for part, wanted in zip(self._cut(parts.flatten(0, 1)), self._cut(targets.flatten()), strict=True)
         ]
-        of_features = parts if self.tensor is None else self.tensor.sum_to_own(parts)
+        of_features = parts if self.tensor_ranks is None else self.tensor_ranks.sum_to_own(parts)
         of_hidden, of_norm = torch.autograd.grad(features, [hidden, head.norm.weight], of_features)
         take(head.norm.weight, of_norm)
         return reduce(add, losses) / self.ranks, of_hidden
@@ -119,7 +120,7 @@ class Loss:
     def _gathered(self, features: Tensor) -> Tensor:
         """Return the features of all tokens for which this rank has logits, without gradient: [B, T, H] -> [B, K T,
         H]; the same tensor if this rank has the whole vocabulary."""
-        return features if self.tensor is None else self.tensor.gather_values(features)
+        return features if self.tensor_ranks is None else self.tensor_ranks.gather_values(features)
 
     def _backward_of_chunk(self, matrix: Tensor, part: Tensor, targets: Tensor, divisor: float, take: Take) -> Losses:
         """Backpropagate one chunk and return its loss sums. `part`: features, [c, H], overwritten with their gradient.
@@ -144,13 +145,13 @@ class Loss:
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the sum of the cross-entropy over a chunk's tokens, and with slices of the vocabulary the log-sum-exp
         of the logits of each token: logits [c, V or V / K], targets [c] -> scalar, [c]."""
-        if self.tensor is None:
+        if self.tensor_ranks is None:
             return F.cross_entropy(logits, targets, reduction="sum"), None
-        log_sums, of_targets = log_sum_exp_and_target(logits, targets, self.tensor)
+        log_sums, of_targets = log_sum_exp_and_target(logits, targets, self.tensor_ranks)
         return (log_sums - of_targets).masked_fill(targets == IGNORED, 0).sum(), log_sums
 
     def _logits(self, features: Tensor, matrix: Tensor) -> Tensor:
-        """Return the logits of a chunk in the dtype of the loss: [c, H] -> [c, V]."""
+        """Return the logits of a chunk in the dtype of the loss: [c, H] -> [c, V or V / K]."""
         return apply_soft_cap(F.linear(features, matrix).to(self.dtype), self.soft_cap)
 
     def _cut(self, tokens: Tensor) -> tuple[Tensor, ...]:

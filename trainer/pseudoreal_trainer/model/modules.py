@@ -59,8 +59,8 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 class Modules:
     """The modules of a model: the embedding, one block of each kind, and the head. They compute with bound weights, in
-    the compute dtype `dtype`. `linear`: class of the linear layers of attention, MLPs and shared experts. `tensor`: as
-    in `Block`."""
+    the compute dtype `dtype`. `linear`: class of the linear layers of attention, MLPs and shared experts.
+    `tensor_ranks`: as in `Block`."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class Modules:
         *,
         compiled: bool,
         linear: type[nn.Linear] = nn.Linear,
-        tensor: TensorRanks | None = None,
+        tensor_ranks: TensorRanks | None = None,
     ) -> None:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
-            blocks = {kind: Block(model, layer, linear, tensor) for kind, layer in layers.items()}
+            blocks = {kind: Block(model, layer, linear, tensor_ranks) for kind, layer in layers.items()}
             embedding, head = embedding_and_head(model)
         self.head: Head | TiedEmbeddingHead = head
         self._embedding = UnitModule(embedding, units[0])
@@ -84,8 +84,8 @@ class Modules:
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
-        self._tensor_ranks = 1 if tensor is None else tensor.count
-        self.vocabulary_ranks = tensor if units[0].is_sliced else None
+        self._token_parts = 1 if tensor_ranks is None else tensor_ranks.count
+        self.vocabulary_ranks = tensor_ranks if units[0].is_sliced else None
         """Ranks with the other slices of the vocabulary; None: this rank has the whole vocabulary."""
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
@@ -195,7 +195,7 @@ class Modules:
 
     def _attended(self, hidden: Tensor) -> int:
         """Return the number of tokens of a sequence in attention, for this rank's tokens [B, L, H]."""
-        return hidden.shape[1] * self._tensor_ranks
+        return hidden.shape[1] * self._token_parts
 
 
 def _compiled(block: Block) -> Callable[..., Any]:

@@ -41,12 +41,12 @@ class TensorRanks(Protocol):
         """Return the tensors of all tensor ranks, in their order, without gradient: [...] -> [K, ...]."""
 
 
-def sliced_model(model: Model, tensor: TensorRanks | None) -> Model:
+def sliced_model(model: Model, tensor_ranks: TensorRanks | None) -> Model:
     """Return the model with a tensor rank's heads. If there are fewer key heads than ranks, each rank has all of
     them."""
-    if tensor is None:
+    if tensor_ranks is None:
         return model
-    keys, count = model.key_size // model.head_size, tensor.count
+    keys, count = model.key_size // model.head_size, tensor_ranks.count
     attention = model.attention.model_copy(
         update={
             "heads": model.attention.heads // count,
@@ -57,12 +57,13 @@ def sliced_model(model: Model, tensor: TensorRanks | None) -> Model:
     return model.model_copy(update={"attention": attention})
 
 
-def sliced_mlp(mlp: FeedForward, tensor: TensorRanks | None) -> FeedForward:
-    return mlp if tensor is None else mlp.model_copy(update={"size": mlp.size // tensor.count})
+def sliced_mlp(mlp: FeedForward, tensor_ranks: TensorRanks | None) -> FeedForward:
+    """Return the MLP with a tensor rank's hidden features."""
+    return mlp if tensor_ranks is None else mlp.model_copy(update={"size": mlp.size // tensor_ranks.count})
 
 
-def own_key_head(model: Model, tensor: TensorRanks | None) -> int | None:
+def own_key_head(model: Model, tensor_ranks: TensorRanks | None) -> int | None:
     """Return the index of the key head of this rank's queries; None: the rank has no other key heads."""
-    if tensor is None or (keys := model.key_size // model.head_size) % tensor.count == 0:
+    if tensor_ranks is None or (keys := model.key_size // model.head_size) % tensor_ranks.count == 0:
         return None
-    return tensor.rank * keys // tensor.count
+    return tensor_ranks.rank * keys // tensor_ranks.count

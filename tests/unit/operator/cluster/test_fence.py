@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, TraceConfig, web
 from pseudoreal_operator.cluster.fence import Fence, NotLeading, boot_seconds
-from pseudoreal_operator.cluster.retry import UNAVAILABLE
+from pseudoreal_operator.cluster.retry import API_ERRORS
 
 WRITES = ("POST", "PATCH", "PUT", "DELETE")
 
@@ -80,7 +80,7 @@ async def test_fence_that_closes_while_the_connection_is_made_stops_the_write(me
 
 
 def test_closed_fence_counts_as_an_unavailable_api_server() -> None:
-    assert issubclass(NotLeading, UNAVAILABLE)
+    assert issubclass(NotLeading, API_ERRORS)
 
 
 def test_fence_remembers_a_write_without_an_answer() -> None:

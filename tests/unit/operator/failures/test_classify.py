@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
-from pseudoreal_operator.failures.classify import classify, is_node_at_fault
+from pseudoreal_operator.failures.classify import MissingPods, classify, disappeared_sentence, is_node_at_fault
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
@@ -94,6 +94,23 @@ def test_classify_returns_the_expected_verdict(pods: list[Pod], verdict: tuple[s
     found = classify("the-job", pods)
     assert (found.action, found.reason) == verdict
     assert says in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        ([1], "The pod of worker 1 of the-job disappeared without a message, as a deleted pod does"),
+        ([1, 3], "The pods of workers 1 and 3 of the-job disappeared without a message, as deleted pods do"),
+        ([0, 1, 3], "The pods of workers 0, 1 and 3 of the-job disappeared without a message, as deleted pods do"),
+    ],
+)
+def test_sentence_on_missing_pods_names_each_of_their_workers(workers: list[int], says: str) -> None:
+    assert disappeared_sentence("the-job", workers) == f"{says}."
+    witness = ended_pod(2, "Failed", "Connection reset by peer", peer_lost=True)
+    found = classify("the-job", [witness], missing=MissingPods(workers=workers))
+    assert (found.action, found.reason) == DELETED
+    lost = "it" if len(workers) == 1 else "them"
+    assert found.sentence == f"{says}; Pod p2 (worker 2) lost its connection to {lost}."
 
 
 REJECTIONS = (

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import pytest
-from pseudoreal_operator.lifecycle.rules import ANY_STANDING, RULES, Rule, Standing
+from pseudoreal_operator.lifecycle.rules import RULES, UNLESS_COMPLETE, Rule, Standing
 
-GROUPS = {"any": ANY_STANDING} | {standing.value: rules for standing, rules in RULES.items()}
+GROUPS = {"unless complete": UNLESS_COMPLETE} | {standing.value: rules for standing, rules in RULES.items()}
 LAST = {
     Standing.COMPLETE: "complete_stage",
     Standing.RUNNING: "execution_running",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership
-from pseudoreal_operator.lifecycle.clocks import SPARE_SECONDS, STOP_SECONDS, STUCK_SECONDS
+from pseudoreal_operator.lifecycle.clocks import JOIN_SECONDS, SPARE_SECONDS, STOP_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.worker_assignment import memberships
@@ -549,6 +549,47 @@ def test_message_of_a_takeover_says_how_a_pod_ended_that_blames_a_peer() -> None
     assert takeovers(world) == {1: 2}
     assert world.status.spares is not None
     assert "(worker 1) ended with exit code" in world.status.spares.message
+
+
+@pytest.mark.parametrize("ended", ["missing", "failed", "stuck"])
+def test_message_of_a_takeover_tells_a_lost_pod_from_a_pod_that_has_not_joined_its_new_peers(ended: str) -> None:
+    world = with_spares(spares=3, workers=3)
+    world.report(pod_at(world, 2), 12)
+    world.vanish(pod_at(world, 1))
+    report_lost_peer_at(world, 0)
+    world.settle()
+    assert takeovers(world) == {1: 3}
+    complete_takeover(world, 0, 3)
+    report_lost_peer_at(world, 2)
+    if ended == "stuck":
+        world.lose(pod_at(world, 3))
+    world.tick(JOIN_SECONDS + 1)
+    for index in (4, 5):
+        world.report(pod_at(world, index), 0, ranks=0)
+    report_lost_peer_at(world, 2)
+    report_lost_peer_at(world, 0, 3)
+    if ended == "missing":
+        world.vanish(pod_at(world, 3))
+    elif ended == "failed":
+        world.finish(pod_at(world, 3), "Failed")
+    world.settle()
+    assert takeovers(world) == {1: 4, 2: 5}
+    assert world.status.spares is not None
+    text = world.status.spares.message
+    assert text.startswith("The pod of worker 1 of sim-real-" if ended == "missing" else "Pod sim-real-")
+    assert " Worker 2 has not joined its new peers in time. Spare pod " in text
+
+
+def test_message_of_a_takeover_names_each_missing_worker() -> None:
+    world = with_spares(spares=2, workers=3)
+    world.report(pod_at(world, 2), 12)
+    for index in (1, 2):
+        world.vanish(pod_at(world, index))
+    report_lost_peer_at(world, 0)
+    world.settle()
+    assert takeovers(world) == {1: 3, 2: 4}
+    assert world.status.spares is not None
+    assert world.status.spares.message.startswith("The pods of workers 1 and 2 of sim-real-")
 
 
 def test_takeover_long_after_another_is_no_hang() -> None:

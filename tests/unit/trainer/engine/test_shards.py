@@ -50,7 +50,7 @@ OTHERS = [
     Case(homes="hd", clipping="Global", speculates=True, moments="Float8", drawn=EIGHT_IN_WIDE, precision="bfloat16"),
     *(Case(homes=homes, gradients="BFloat16", precision="bfloat16", clipping="Global") for homes in "dhD"),
     Case(data=N, sharding="Full", homes="dhD", gradients="BFloat16", precision="float32", clipping="Global"),
-    *each(algorithm="Muon", homes=["d", "h", "D"], precision=["bfloat16", "float32"], micro_batches=1, drawn=IN_PAGES),
+    *each(algorithm="Muon", homes=["d", "h", "D"], precision=["float32", "bfloat16"], micro_batches=1, drawn=IN_PAGES),
     Case(algorithm="Muon", homes="h", speculates=True, clipping="Global", options="in balance", micro_batches=1),
 ]
 PADDED = [

@@ -34,6 +34,12 @@ class PartExchange:
         self._group, self._traffic, self._trace = group, traffic, trace
         self._heartbeat = groups.ranks.heartbeat
 
+    @property
+    def _ranks(self) -> dist.ProcessGroup:
+        # To torch, None is the group of all ranks.
+        assert self._group is not None, "sequences are cut only over several ranks"
+        return self._group
+
     def gather(self, cut: ContextCut, part: Tensor) -> Tensor:
         """Return whole sequences, [B, T / C, ...] -> [B, T, ...]. The backward pass returns to each rank the gradient
         of its part, summed over the ranks."""
@@ -48,11 +54,10 @@ class PartExchange:
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Return the parts of all ranks, [...] -> [C, ...]."""
-        assert self._group is not None, "sequences are cut only over several ranks"
         part = part.contiguous()
-        parts = part.new_empty(self._group.size(), *part.shape)
+        parts = part.new_empty(self._ranks.size(), *part.shape)
         with self._heartbeat.waiting("gathers parts of sequences"):
-            dist.all_gather_into_tensor(parts.view(-1), part.view(-1), group=self._group)
+            dist.all_gather_into_tensor(parts.view(-1), part.view(-1), group=self._ranks)
         self._trace.count_bytes(self._traffic, parts.nbytes - part.nbytes)
         return parts
 
@@ -64,7 +69,7 @@ class PartExchange:
         """
         received = torch.empty_like(parts)
         with self._heartbeat.waiting("sums parts of sequences"):
-            dist.all_to_all_single(received, parts, group=self._group)
+            dist.all_to_all_single(received, parts, group=self._ranks)
         self._trace.count_bytes(self._traffic, parts.nbytes - parts[0].nbytes)
         wide = torch.promote_types(parts.dtype, torch.float32)
         return received.sum(dim=0, dtype=wide).to(parts.dtype)
@@ -95,6 +100,7 @@ class TensorExchange:
     def gather_values(self, own: Tensor) -> Tensor:
         return self._cut(own.shape[1] * self.count).joined(self._exchange.all_gather(own))
 
+    @_uncompiled
     def of_all(self, own: Tensor) -> Tensor:
         return self._exchange.all_gather(own)
 
