@@ -31,7 +31,7 @@ def main(rounds: int, model: tuple[str, ...]) -> None:
 
 
 def _compare(case: Case, rounds: int) -> None:
-    """Print the seconds of a step of both stacks, median and quartiles, and their ratio."""
+    """Print the milliseconds of a step of each stack (median and quartiles), and torch's median divided by ours."""
     runs: list[Run] = []
     for number in range(rounds):
         for stack in TENSOR_PARALLEL:

@@ -104,7 +104,8 @@ def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> 
 
 
 def disappeared_sentence(job_name: str, workers: Sequence[int]) -> str:
-    """Return the sentence that the pods of these workers are gone. `workers`: numbers of one or more workers."""
+    """Return a sentence for users, which says that the pods of these workers are gone. `workers`: numbers of one or
+    more workers."""
     if len(workers) == 1:
         return f"The pod of worker {workers[0]} of {job_name} disappeared without a message, as a deleted pod does."
     return f"The pods of {worker_title(workers)} of {job_name} disappeared without a message, as deleted pods do."

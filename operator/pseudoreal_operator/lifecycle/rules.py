@@ -237,7 +237,8 @@ def _verdict_on_lost(view: View, lost: LostWorkers) -> Verdict:
 
 
 def _sentences_on_lost(view: View, lost: LostWorkers, verdict: Verdict) -> str:
-    """Return the sentences on the lost workers: on their pods first, then on the workers whose pods exist."""
+    """Return the message about lost workers: first about their lost pods, then about the workers whose pods run but
+    have not joined the other workers in time."""
     sentence = _sentence_on_lost_pods(view, lost, verdict)
     if not lost.late:
         return sentence

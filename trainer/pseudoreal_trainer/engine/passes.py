@@ -365,12 +365,14 @@ class Passes:
         return source.detach().requires_grad_()
 
     def _input_tokens(self, run: PlanRun, m: int) -> Tensor:
-        """Return the input tokens of a micro-batch that the embedding reads, [B, T]."""
+        """Return the tokens of a micro-batch that this rank's embedding looks up: [B, T], or [B, K T] with a slice of
+        the vocabulary and K tensor ranks."""
         return self._at_the_ends(run, m, self._tokens(run, m)[:, :-1])
 
     def _targets(self, run: PlanRun, m: int) -> Tensor:
-        """Return the targets of a micro-batch, [B, T]. The end of a document has no target: the next token belongs to
-        another document."""
+        """Return the targets of the tokens for which this rank computes the loss: [B, T], or [B, K T] with a slice of
+        the vocabulary and K tensor ranks. The end of a document has no target: the next token belongs to another
+        document."""
         tokens = self._tokens(run, m)
         targets = tokens[:, 1:]
         if self.end_of_document is not None:
@@ -378,8 +380,8 @@ class Passes:
         return self._at_the_ends(run, m, targets)
 
     def _at_the_ends(self, run: PlanRun, m: int, tokens: Tensor) -> Tensor:
-        """Return the part of each row of `tokens`, [B, T], that the embedding and the loss of this rank read: this
-        rank's part, or with a slice of the vocabulary the parts of all tensor ranks; `tokens` if that is all."""
+        """Return the part of each row of `tokens`, whole sequences [B, T], for which this rank computes embeddings and
+        losses: its own part; with a slice of the vocabulary, the parts of all its tensor ranks."""
         cut = self.cut(run.batch.shape(m)[1]) if self.layout.slices_vocabulary else self._cut_of(run, m)
         return tokens if cut is None else cut.own(tokens)
 

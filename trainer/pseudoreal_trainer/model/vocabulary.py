@@ -42,8 +42,8 @@ def log_sum_exp_and_target(logits: Tensor, targets: Tensor, tensor_ranks: Tensor
 
 
 def _own_rows(tokens: Tensor, count: int, tensor_ranks: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Return the row of each token in this rank's slice of the vocabulary, and whether the slice has the token; row 0
-    for other tokens. `count`: number of rows of a slice."""
+    """Return two tensors with the shape of `tokens`: the row of each token in this rank's slice of the vocabulary, 0
+    if the slice lacks the token; and whether the slice has the token. `count`: number of rows of a slice."""
     rows = tokens - tensor_ranks.rank * count
     is_own = (rows >= 0) & (rows < count)
     return rows.masked_fill(~is_own, 0), is_own

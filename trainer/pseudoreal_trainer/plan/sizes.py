@@ -127,7 +127,8 @@ class Sizes:
 
     @property
     def vocabulary_rows(self) -> int:
-        """Number of tokens of the vocabulary for which a rank of the head computes logits."""
+        """Number of rows of a rank's part of the embedding's matrix, and of the head's: one for each token of the
+        vocabulary, or of the rank's slice of the vocabulary."""
         return self.units[0].parameters[0].shape[0]
 
     def key_size(self, layout: Layout) -> int:

@@ -179,7 +179,8 @@ def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path:
 
 
 def _pairs(layouts: list[str]) -> list[tuple[str, str]]:
-    """Return (saved, loaded): all pairs with `--deep`; else each layout with itself and with three others."""
+    """Return pairs of the layout that saves and the layout that loads: all pairs with `--deep`; else each layout saves
+    for itself and for one to three others."""
     pairs = product(enumerate(layouts), repeat=2)
     near = {0, 1, 3, 6}
     return [(a, b) for (i, a), (j, b) in pairs if DEPTH.is_deep or (j - i) % len(layouts) in near]
